@@ -167,6 +167,9 @@ bench-onnx-files: build $(STAMPS)/bench ## Int8 ONNX files of ONNX Runtime and N
 bench-onnx: build $(STAMPS)/bench ## Our ONNX files in ONNX Runtime and OpenVINO: bits, error, float nodes and time beside ours (minutes)
 	@$(in_venv) python benchmarks/bench_onnx.py $(ARGS)
 
+bench-torch-ao: build ## Models of torch.ao (FX, eager, dynamic) taken over: the same integers, error and time beside torch.ao
+	@$(in_venv) python benchmarks/bench_torch_ao.py $(ARGS)
+
 bench-runner: build runner ## The torch-free runner beside Python: time of a call, and from a process's start to its first result
 	@$(in_venv) python benchmarks/bench_runner.py $(ARGS)
 

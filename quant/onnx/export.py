@@ -38,6 +38,7 @@ from quant.runtime.instructions import (
     RecurrentCall,
     TakeSequence,
 )
+from quant.runtime.layers.products import ConvProduct
 from quant.runtime.layers.weighted import StaticLayer
 from quant.runtime.program import Program
 from quant.runtime.program_runner import ProgramRunner
@@ -303,12 +304,51 @@ def _write_move(writer: GraphWriter, instruction: IntegerMove) -> None:
     out = instruction.out
     if call.name not in MOVES:
         raise NotWritten(f"calls '{call.name}', which has no form in ONNX")
+    _check_channels(writer, instruction)
     is_part = isinstance(source, Ref) and source.index in writer.held  # of a split
     if instruction.callee is None or is_part or (writer.runtime.moves_integers and not instruction.rescaled):
         _keep(writer, out, MOVES[call.name](call))
     else:
         _round_again(writer, out, MOVES[call.name](dataclasses.replace(call, reals=True)))
     writer.tell(True, f"{call.name} of integers", instruction.kind, moves=not instruction.rescaled)
+
+
+def _check_channels(writer: GraphWriter, instruction: IntegerMove) -> None:
+    """Raise NotWritten where a runtime takes the channels of a convolution's integers apart, and does it wrongly."""
+    if writer.runtime.splits_channels or not _reshapes(writer, instruction) or _keeps_channels(writer, instruction):
+        return
+    makers = {one.out: one for one in writer.program.instructions}
+    maker = makers.get(_source(instruction))
+    while isinstance(maker, IntegerMove) and _reshapes(writer, maker) and _keeps_channels(writer, maker):
+        maker = makers.get(_source(maker))
+    layer: Any = writer.runner.layer(maker.layer) if isinstance(maker, LayerCall) else None
+    computes = isinstance(maker, KernelCall) and maker.kernel not in ("max_pool", "adaptive_max_pool")
+    if computes or isinstance(getattr(layer, "product", None), ConvProduct):
+        raise NotWritten(
+            f"takes the channels of a convolution apart, which {writer.runtime.title} computes wrongly; export for "
+            "runtime='ort', or a part of the model without that step"
+        )
+
+
+RESHAPES = ("reshape", "reshape_as", "flatten", "unflatten")
+
+
+def _source(move: IntegerMove) -> int:
+    """The register that a move reads; -1 for none."""
+    first = move.args[0] if move.args else None
+    return first.index if isinstance(first, Ref) else -1
+
+
+def _reshapes(writer: GraphWriter, move: IntegerMove) -> bool:
+    return move.callee is not None and _source(move) >= 0 and call_of(writer, move).name in RESHAPES
+
+
+def _keeps_channels(writer: GraphWriter, move: IntegerMove) -> bool:
+    """Whether a reshape leaves dimension 1 alone, or joins all behind the batch."""
+    before, after = (writer.program.values[one].shape for one in (_source(move), move.out))
+    if before is None or after is None or len(before) < 3 or len(after) == 2:
+        return True
+    return len(after) > 1 and after[1] == before[1]
 
 
 def _round_again(writer: GraphWriter, out: int, done: Any) -> None:

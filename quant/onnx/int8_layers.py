@@ -142,6 +142,9 @@ def _transposed(writer: GraphWriter, call: LayerCall, layer: StaticLayer, operan
     qparams = writer.program.values[call.out].qparams
     if product.pad_before is not None:
         raise NotWritten("is a transposed convolution of a padded input")
+    if writer.runtime.transposes:
+        _as_it_is(writer, call, layer, operands, known)
+        return
     if not product.has_phases:
         raise NotWritten("is a transposed convolution with a dilation, which runtimes compute in float only")
     phases = Polyphase(product, operands.q_weight, operands.q_bias, operands.scale)
@@ -153,6 +156,22 @@ def _transposed(writer: GraphWriter, call: LayerCall, layer: StaticLayer, operan
     _finish(writer, call, done, known.limits, layer.clamps[call.site])
     floats = qparams is None and writer.runtime.rounds_convolutions
     writer.tell(not floats, "Conv of the phases, then moves", call.kind)
+
+
+def _as_it_is(writer: GraphWriter, call: LayerCall, layer: StaticLayer, operands: Operands, site: Any) -> None:
+    """A ConvTranspose; axis 1 of its weight has the channels of one group, so several groups have no scale each."""
+    product = layer.product
+    assert isinstance(product, TransposedProduct)
+    if product.groups == 1:
+        inputs = operands.inputs(writer, axis=1)
+    else:
+        weight = product.real_weight(operands.q_weight, operands.scale)
+        inputs = [writer.constant(weight, "weight"), *operands.inputs(writer)[1:]]
+    x, pads = writer.dequantized(call.source), list(product.padding) * 2
+    window = {**_window(product, operands.q_weight), "pads": pads, "output_padding": list(product.output_padding)}
+    done = writer.same_sizes(writer.node("ConvTranspose", x, *inputs, **window), x, count=1)
+    _finish(writer, call, done, site.limits, layer.clamps[call.site])
+    writer.tell(product.groups == 1, "ConvTranspose" + ", float weights" * (product.groups > 1), call.kind)
 
 
 def _in_order(writer: GraphWriter, call: LayerCall, phases: Polyphase, y: str) -> str:

@@ -22,6 +22,10 @@ class Runtime:
         moves_integers: moves are written on integers; else between a DequantizeLinear and a QuantizeLinear.
         padded_means: average pools with padding are right for zero points other than 0.
         joins_dynamic: DynamicQuantizeLinear and MatMulInteger are one integer kernel; else the weight alone is int8.
+        transposes: transposed convolutions are integers as they are; else they are written as the convolution of
+            their phases, and moves, which OpenVINO computes wrongly.
+        splits_channels: a reshape may take the channels of a convolution's integers apart. OpenVINO (2026.4) moves the
+            scales of its weight behind the reshape, to other channels.
         fast_gather: a table as Gather is not slower than the function itself.
     """
 
@@ -33,6 +37,8 @@ class Runtime:
     moves_integers: bool = False
     padded_means: bool = True
     joins_dynamic: bool = False
+    transposes: bool = False
+    splits_channels: bool = True
     fast_gather: bool = False
 
 
@@ -40,7 +46,9 @@ RUNTIMES = {
     "ort": Runtime(
         "ort", "ONNX Runtime", rounds_convolutions=True, moves_integers=True, clamps_integers=True, joins_dynamic=True
     ),
-    "openvino": Runtime("openvino", "OpenVINO", padded_means=False, fast_gather=True),
+    "openvino": Runtime(
+        "openvino", "OpenVINO", padded_means=False, transposes=True, splits_channels=False, fast_gather=True
+    ),
     "tensorrt": Runtime("tensorrt", "TensorRT", signed=True),
 }
 """By the name that `export_onnx` takes."""

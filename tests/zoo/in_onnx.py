@@ -49,8 +49,8 @@ def verdict(entry: Entry, model: nn.Module, q: nn.Module, batches: Sequence[Batc
         row = {"apart": 0.0, "integer": f"{len(computing) - len(report.floats)}/{len(computing)}", "verdict": "ok"}
         for batch in batches:
             fed, ours = call_of(entry, q, batch)
-            names = [one.name for one in session.get_outputs()]
-            theirs = dict(zip(names, session.run(names, {k: v.numpy() for k, v in fed.items()}), strict=True))
+            results = session.run(None, {name: tensor.numpy() for name, tensor in fed.items()})
+            theirs = dict(zip(ours, results, strict=True))  # in their order: a name that an input has, too, is another
             wanted = outputs_of(entry.run(model, batch))
             for output, one in ours.items():
                 problem, apart = difference(torch.as_tensor(theirs[output]), one, wanted.get(output))
