@@ -23,11 +23,13 @@ class Task:
     """A model that is quantised, and a call of it.
 
     Attributes:
+        original: the float model.
         model: int8.
         inputs: positional arguments; all are tensors.
         is_dynamic: whether the export needs the inputs to capture the model with.
     """
 
+    original: nn.Module
     model: nn.Module
     inputs: tuple[Tensor, ...]
     is_dynamic: bool = False
@@ -37,11 +39,11 @@ def static(model: nn.Module, *batches: Tensor | tuple[Tensor, ...]) -> Task:
     """Calibrated on all batches, of which the first is run."""
     first = batches[0]
     q = quant.quantize_static(model.eval(), list(batches), progress=False)
-    return Task(q, first if isinstance(first, tuple) else (first,))
+    return Task(model, q, first if isinstance(first, tuple) else (first,))
 
 
 def dynamic(model: nn.Module, *inputs: Tensor) -> Task:
-    return Task(quant.quantize_dynamic(model.eval()), inputs, is_dynamic=True)
+    return Task(model, quant.quantize_dynamic(model.eval()), inputs, is_dynamic=True)
 
 
 class Tagger(nn.Module):

@@ -67,6 +67,13 @@ def _unary(plan: PlanWriter, node: Node) -> Value:
     return Real(plan.emit("unary_f32", x=_register(plan, _operand(plan, node, 0)), by=node.op.lower()))
 
 
+@translates("Gelu", of_reals=True)
+def _gelu(plan: PlanWriter, node: Node) -> Value:
+    if node.attributes.get("approximate", b"none") != b"none":
+        raise NotTranslated(f"{node}: is approximated by tanh")
+    return Real(plan.emit("unary_f32", x=_register(plan, _operand(plan, node, 0)), by="gelu"))
+
+
 @translates("Softmax", "LogSoftmax", of_reals=True)
 def _softmax(plan: PlanWriter, node: Node) -> Value:
     if node.attributes.get("axis", -1) != -1:

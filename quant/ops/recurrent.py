@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from torch import nn
 
@@ -62,7 +62,8 @@ def step(call: PlanCall) -> Opened | CellLines:
     """The lines of a cell; where it has two states, the tuple of them."""
     assert isinstance(call.module, Int8Cell)
     x, states = call.tensor(), _first_states(call)
-    kind = call.module.direction._kind  # type: ignore[union-attr]
+    direction: Any = call.module.direction
+    kind = direction._kind
     reads = (x.index, *(one.index for one in states))
     # Its lines refuse an input of another number of dimensions, so they need not be held to the captured one.
     rank = len(call.values.captured_shape(x.index))

@@ -111,7 +111,7 @@ def smoothed_model(model: nn.Module, batches: list[Any], recipe: Recipe, forward
             continue
         notes.update(dict.fromkeys(seen.layers, str(choice)))
     if fine:
-        rules = [*fine, *recipe.rules]
+        rules: list[Any] = [*fine, *recipe.rules]
         recipe = Recipe(rules, default=recipe.default, backend=recipe.backend)
     scaled = scale_inputs(copy_model(model), columns) if columns else model
     return Smoothed(scaled, recipe, notes)
@@ -164,4 +164,6 @@ def _choice(model: nn.Module, seen: Seen, settings: dict[str, QConfig]) -> Choic
     [module] = modules
     same = all(one.shape == seen.kept[0].shape for one in seen.kept)
     x = torch.cat(seen.kept) if same else seen.kept[0]
-    return choose_bits(lambda x, weight: module._conv_forward(x, weight, None), x, *ends, weights[0], qconfig)
+    return choose_bits(
+        lambda x, weight: module._conv_forward(x, weight, None), x, seen.low, seen.high, weights[0], qconfig
+    )

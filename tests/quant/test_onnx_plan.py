@@ -329,10 +329,18 @@ def test_ranges_of_channels_are_integers_where_the_zero_points_agree() -> None:
     assert len(file.module(ranges_per_channel([0, 1, 2, 3, 4, 5])(file, file.quantized("x"))).in_torch) == 4
 
 
-def test_what_torch_computes_is_named() -> None:
+def test_a_gelu_of_a_product_is_one_line() -> None:
     file = Written()
     module = file.module(gelu(file, file.quantized("x")))
-    assert module.in_torch == ("node 'Mul_8' (Gelu)",)
+    assert not module.in_torch
+    assert module.plan.count("by=gelu") == 1
+    assert "erf" not in module.plan.lower()
+
+
+def test_what_torch_computes_is_named() -> None:
+    file = Written()
+    module = file.module(file.node("Softplus", file.node("Softmax", file.quantized("x"), axis=-1)))
+    assert module.in_torch == ("node 'Softplus_3' (Softplus)",)
     assert "in_torch=1" in repr(module)
 
 

@@ -4,6 +4,7 @@
     python tests/zoo/run.py --only 'hf_|own_moe' --mode static --jobs 2
     python tests/zoo/run.py --out zoo.jsonl          # stopped and started again, it goes on where it was
     python tests/zoo/run.py --mode runner            # in the torch-free runner: the bits of Python, or a named refusal
+    python tests/zoo/run.py --mode onnx              # as ONNX files in ONNX Runtime, or a named refusal
 
 Each model runs in a process of its own, so that a crash or a hang is a row. Rows are kept as lines of JSON as they
 come; at the end a table in Markdown lies beside them, and the sums are printed. measure.py says what is measured.
@@ -104,6 +105,8 @@ LEGENDS = {
     "tensor. output[0] and output[1] are those of the two batches.",
     "dynamic": "As static; sim has static ranges.",
     "qat": "dB: SQNR of the integers against the trained model in eval mode.",
+    "onnx": "ok: ONNX Runtime's outputs are as near to float as the model's, for two batch sizes, with how far they "
+    "are from the model's; or the export refuses the model and says which step has no form.",
     "runner": "ok: octet-run gives the bits of Python, for two batch sizes, on one thread and two; or the export "
     "refuses the model and says which step is no part of its one native call.",
 }
@@ -135,6 +138,10 @@ def sums(rows: list[Row]) -> str:
         refused = sum(row.get("reason", "").startswith("refused") for row in of_mode)
         if mode == "runner":
             line += f"; {kinds['ok'] - refused} with the bits of Python, {refused} refused by name"
+        if mode == "onnx":
+            same = sum(row.get("apart") == 0 for row in of_mode)
+            near = kinds["ok"] - refused - same
+            line += f"; {same} with the model's bits, {near} as near to float, {refused} refused by name"
         speeds = sorted(row["speed"] for row in of_mode if "speed" in row)
         if speeds:
             line += f"; median speed {speeds[len(speeds) // 2]}, {sum(speed < 1 for speed in speeds)} slower than float"

@@ -8,6 +8,7 @@ product with `columns` as a call of its own, so that ranges, rounding, training 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -75,4 +76,5 @@ def columns_of(model: nn.Module) -> dict[str, Tensor]:
 
 def ones_for(model: nn.Module, names: Sequence[str]) -> dict[str, Tensor]:
     """Columns of ones, for a model whose own ones come later, from a file."""
-    return {name: torch.ones(model.get_submodule(name).in_features) for name in names}  # type: ignore[arg-type]
+    layers: dict[str, Any] = {name: model.get_submodule(name) for name in names}
+    return {name: torch.ones(layer.in_features) for name, layer in layers.items()}
