@@ -12,7 +12,7 @@ import glob
 import itertools
 import warnings
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -32,6 +32,7 @@ from quant.prepare import prepare, slot_observer
 from quant.recipe import QConfig, Recipe
 from quant.runtime.names import full_name
 from quant.runtime.programs import RESERVED
+from quant.smoothing.smooth import smoothed_model, some_batches
 from quant.static.dynamic_fallback import dynamic_settings, without_runner
 from quant.static.prepared import Prepared
 from quant.static.runner import GraphRunner, runners
@@ -71,7 +72,8 @@ class Calibrated:
     Attributes:
         model: the float model, in eval mode while it is run here.
         prepared: the calibrated copy.
-        recipe: as given.
+        own_recipe: as given.
+        recipe: with 16-bit activations where `quantize_static` gives them by itself (`quant/smoothing/`).
         example: inputs that it was captured with.
         kept: the first batches.
         layers: by name, in the order in which the model runs them.
@@ -89,18 +91,26 @@ class Calibrated:
         progress: bool = True,
     ) -> None:
         check_batches(data, verb)
-        self.model, self.recipe = model, recipe or Recipe()
+        self.model, self.own_recipe = model, recipe or Recipe()
+        some, data = some_batches(data, limit)
         batches = itertools.islice(data, limit)
         self.kept = list(itertools.islice(batches, KEPT))
         self._check(verb)
         caller = Caller(model)
         args, kwargs = caller.arguments(self.kept[0])
         self.example = (kwargs or args) if example_inputs is None else example_inputs
-        self.prepared = prepare(model, self.example, self.recipe)
+        smoothed = smoothed_model(model, some, self.own_recipe)
+        self.recipe = smoothed.recipe
+        self.prepared = prepare(smoothed.model, self.example, self.recipe)
+        self.prepared.__dict__[RESERVED + "_prepared"].measured = smoothed.notes
         if observers_of(self.prepared):  # a model of embeddings alone has none
             with keeping_children(self.prepared):
                 run(self.prepared, itertools.chain(self.kept, batches), progress=progress)
-        self.layers = {layer.name: layer for layer in layers_of(self.prepared)}
+        self.layers = {layer.name: self._named(layer) for layer in layers_of(self.prepared)}
+
+    def _named(self, layer: Layer) -> Layer:
+        """A layer with its class in the user's model."""
+        return replace(layer, kind=type(self.model.get_submodule(layer.name)).__name__)
 
     def _check(self, verb: str) -> None:
         """That there is data, and that the model takes it."""

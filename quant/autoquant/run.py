@@ -91,7 +91,7 @@ def autoquant(
     path = None if checkpoint is None else Path(checkpoint)
     first = None if path is not None and path.exists() else score_out(metric.of_float(model))
     calibrated = Calibrated(model, data, VERB, recipe, example_inputs=example_inputs, limit=limit, progress=progress)
-    records = Records(path, identity(model, calibrated.kept, calibrated.recipe, calibrated.example))
+    records = Records(path, identity(model, calibrated.kept, calibrated.own_recipe, calibrated.example))
     score = score_in(records.get("scores", Plan(Form.FLOAT).key, lambda: first or score_out(metric.of_float(model))))
     metric.noise = records.get("metric", "noise", lambda: metric.noise)
     bar = tqdm(total=max_evaluations, desc="autoquant", unit="model", disable=None if progress else True)

@@ -110,7 +110,7 @@ class Bench:
         """The recipe by which `quantize_static` or `quantize_dynamic` gives the plan's model."""
         calibrated = self.calibrated
         if plan.form is Form.DYNAMIC:
-            own = calibrated.recipe
+            own = calibrated.own_recipe
             rules = [(rule.pattern, _dynamic(rule.qconfig)) for rule in own]
             floats: list[Any] = [(glob.escape(name), None) for name, _ in plan.choices]
             return Recipe([*floats, *rules], default=_dynamic(own.default), backend=own.backend)

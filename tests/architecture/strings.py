@@ -50,7 +50,6 @@ ALLOWED: dict[str, dict[str, set[str]]] = {
         "quant/post_training.py": {"nearest"},
         "quant/rounding/methods.py": {"nearest"},
         "quant/dynamic_rounding.py": {"nearest"},
-        "quant/dynamic.py": {"nearest"},
         "quant/reconstruction/learn.py": {"block"},
     },
     "settings of torch's layers and functions": {

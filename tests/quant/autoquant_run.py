@@ -18,8 +18,8 @@ from torch import Tensor, nn
 
 import quant
 
-DROP = 0.02
-FOUR = quant.Recipe(default=quant.QConfig(weight_bits=4))
+DROP = 0.03
+COARSE = quant.Recipe({"layers.0": quant.QConfig(weight_bits=2)})
 
 
 class Classifier(nn.Module):
@@ -46,7 +46,7 @@ def problem() -> tuple[nn.Module, list[Tensor], Tensor, Tensor]:
 
 
 def search(checkpoint: str | None, **settings: object) -> quant.types.Autoquantized:
-    """The smallest model with 4-bit weights that loses at most DROP of the agreement."""
+    """The smallest model that loses at most DROP of the agreement, the first layer's weights having 2 bits."""
     model, batches, x, classes = problem()
     return quant.autoquant(
         model,
@@ -54,7 +54,7 @@ def search(checkpoint: str | None, **settings: object) -> quant.types.Autoquanti
         lambda one: float((one(x).argmax(1) == classes).double().mean()),
         checkpoint=checkpoint,
         progress=False,
-        **{"recipe": FOUR, "max_drop": DROP, "objective": "size", "clock": Ticks(), **settings},  # type: ignore[arg-type]
+        **{"recipe": COARSE, "max_drop": DROP, "objective": "size", "clock": Ticks(), **settings},  # type: ignore[arg-type]
     )
 
 

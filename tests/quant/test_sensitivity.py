@@ -298,3 +298,18 @@ def test_a_variant_is_what_its_recipe_gives() -> None:
     assert torch.equal(
         calibrated.converted(quant.Recipe())(data[0]), quant.quantize_static(model, data, progress=False)(data[0])
     )
+
+
+def test_a_variant_is_smoothed_as_quantize_static_smooths() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.LayerNorm(32), nn.Linear(32, 32), nn.ReLU(), nn.Linear(32, 5)).eval()
+    with torch.no_grad():
+        model[0].weight[3] = 60.0
+        model[1].weight[:, 3] /= 60.0
+    data = [torch.randn(16, 32) for _ in range(4)]
+    calibrated = Calibrated(model, data, "test", progress=False)
+    assert calibrated.prepared.__dict__["_quant_prepared"].measured
+    expected = quant.quantize_static(model, data, progress=False)
+    assert torch.equal(calibrated.converted(calibrated.recipe)(data[0]), expected(data[0]))
+    found = quant.sensitivity(model, data, progress=False)
+    assert found["1"].kind == "Linear"
