@@ -29,7 +29,7 @@ in_venv := . $(BIN)/activate &&
 
 .PHONY: help demo tutorial tutorial-qat test test-hostile test-random test-zoo test-generate golden test-no-compiler \
     test-arm lint types format check bench bench-quick bench-dynamic bench-static bench-calibration bench-qat \
-    bench-throughput bench-start bench-memory bench-against bench-zoo install build core runner fuzz-runner docs drawings architecture clean FORCE
+    bench-rounding bench-throughput bench-start bench-memory bench-against bench-zoo install build core runner fuzz-runner docs drawings architecture clean FORCE
 
 help: ## What can be asked for
 	@sed -nE 's/^([a-z-]+):.*## (.*)/\1|\2/p' $(firstword $(MAKEFILE_LIST)) | while IFS='|' read -r name what; do \
@@ -137,6 +137,9 @@ bench-calibration: build ## Calibrating against plain float inference and torch.
 
 bench-qat: build ## Training for int8: cost of a step against float and torch.ao, accuracy on Fashion-MNIST, parity (half an hour)
 	@$(in_venv) python benchmarks/bench_qat.py $(ARGS)
+
+bench-rounding: build ## Weights of 8, 4 and 3 bits after training alone: nearest, GPTQ and AdaRound on trained networks (half an hour)
+	@$(in_venv) python benchmarks/bench_rounding.py $(ARGS)
 
 bench-throughput: build ## Samples a second for batches of 1, 8 and 32, and p50 and p99 of requests, by processes and threads (15 minutes)
 	@$(in_venv) python benchmarks/bench_throughput.py $(ARGS)

@@ -24,14 +24,11 @@ from quant.calibrate.batches import Caller, check_batches, count_samples, descri
 from quant.calibrate.driver import Forward, evaluating
 from quant.dynamic_decisions import Decision
 from quant.nn import Linear
-from quant.rounding import least_error_scale
 from quant.rounding.checkpoint import Checkpoint, identity
 from quant.rounding.gptq import DAMPING
 from quant.rounding.methods import METHODS, NEAREST, choose_integers
+from quant.rounding.scales import FEW_BITS, scale_by_output
 from quant.runtime.layers.weighted import QWeight
-
-FEW_BITS = 4
-"""The most bits of weights whose scales are chosen by the layer's output."""
 
 SAMPLES = 256
 """Samples that are used by default."""
@@ -161,9 +158,7 @@ def _rounded(one: Decision, seen: _Seen, method: str) -> tuple[QWeight, list[flo
         rows, hessian = rows / layer.columns, hessian * layer.columns * layer.columns[:, None]
     bits, scale = qconfig.weight_bits, layer.scale
     if bits <= FEW_BITS:
-        flat = rows if qconfig.per_channel else rows.reshape(1, -1)
-        importance = hessian.diagonal().repeat(flat.shape[1] // rows.shape[1])
-        scale = least_error_scale(flat, importance, bits=bits).expand(len(rows)).contiguous()
+        scale = scale_by_output(rows, hessian, bits=bits, per_row=qconfig.per_channel)
     damped = hessian + torch.eye(len(hessian)) * (DAMPING * hessian.diagonal().mean()).clamp(min=1e-12)
     choice = choose_integers(method, rows, scale, damped, bits=bits)
     return QWeight(choice.q.to(torch.int8).contiguous(), scale, None), [choice.nearest, choice.error]

@@ -65,7 +65,7 @@ def test_outputs_are_nearer_to_float(rounding: str, model: nn.Module, data: list
     plain, scaled = quant.quantize_dynamic(model, FOUR), quantized(model, data, "nearest")
     q = quantized(model, data[:3], rounding)
     assert error(scaled, model, data) < error(plain, model, data)
-    assert error(q, model, data[3:]) < 0.7 * error(scaled, model, data[3:])
+    assert error(q, model, data[3:]) < 0.85 * error(scaled, model, data[3:])
     assert int(q.get_submodule("head").q_weight.abs().max()) <= 7  # type: ignore[operator, union-attr]
     assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
     assert "of the error of rounding to nearest" in str(quant.summary(q))
