@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import torch
+from quant.kernels import narrow, reference_narrow
 from quant.kernels.scheme import affine_qparams
 from torch import Tensor
 
@@ -156,21 +157,25 @@ def linear_of_rows(
     per_row: bool = True,
     product: Product = exact_product,
 ) -> Tensor:
-    """x (rows, K) @ weight' as float32 (rows, N), through integers, before the bias (equations 6 and 8)."""
+    """x (rows, K) @ weight' as float32 (rows, N), through integers, before the bias (equations 6, 8 and 11)."""
     top = 2**activation_bits - 1
     row_scale, zero_point = row_ranges(x, top, per_row=per_row)
     q = quantize_rows(x, row_scale, zero_point, top)
-    zero, row_sums = zero_point.to(torch.int32), _row_sums(q_weight)
+    zero, by_group = zero_point.to(torch.int32), scale.dim() > 1
+    bytes_of_weight = narrow.integers(q_weight) if narrow.is_narrow(q_weight) and not by_group else q_weight
+    row_sums = None if by_group else _row_sums(bytes_of_weight)
 
     def sums(part: Tensor, zero_part: Tensor) -> Tensor:
-        return (product(part.to(torch.uint8), q_weight) - zero_part * row_sums).to(torch.float32)
+        if row_sums is None:
+            return reference_narrow.group_products(part, zero_part, q_weight, scale)
+        return (product(part.to(torch.uint8), bytes_of_weight) - zero_part * row_sums).to(torch.float32)
 
     if activation_bits == 8:
         total = sums(q, zero)
     else:
         # Two bytes, each exact in int32; their weighted sum is float32, as int32 could not hold it.
         total = sums(q >> 8, zero >> 8) * 256.0 + sums(q & 255, zero & 255)
-    return total * (row_scale * scale)
+    return total * row_scale if by_group else total * (row_scale * scale)
 
 
 def linear_dynamic(
@@ -189,8 +194,8 @@ def linear_dynamic(
 
     Args:
         x: float32, (..., K).
-        q_weight: int8, (N, K).
-        scale: float32, (N,), of the weight.
+        q_weight: int8, (N, K), or narrow (`narrow`).
+        scale: float32, (N,), of the weight; of a narrow one also by group.
         bias: float32, (N,), or None.
         columns: float32, (K,), or None: x is multiplied by it first, and the weight was divided by it.
         activation_bits: 8, or 16 as two bytes.
@@ -201,8 +206,10 @@ def linear_dynamic(
         float32, (..., N). Rows that hold NaN or inf are NaN.
     """
     check_linear(x, q_weight, torch.float32)
-    if scale.dtype != torch.float32:
+    if scale.dtype != torch.float32 and not narrow.is_narrow(q_weight):
         raise TypeError(f"scale is {scale.dtype}, expected torch.float32")
+    if narrow.is_narrow(q_weight):
+        narrow.check(q_weight, scale)
     if activation_bits not in (8, 16):
         raise ValueError(f"activation_bits is {activation_bits}, expected 8 or 16")
     rows = _rows(x)
@@ -226,11 +233,14 @@ def check_linear(x: Tensor, q_weight: Tensor, dtype: torch.dtype) -> None:
         raise TypeError(f"input is {x.dtype}, expected {dtype}")
     if x.device != q_weight.device:
         raise ValueError(f"input is on {x.device} and the weight on {q_weight.device}, expected one device")
-    if q_weight.dtype != torch.int8 or q_weight.dim() != 2:
+    if not (q_weight.dtype == torch.int8 and q_weight.dim() == 2) and not (
+        q_weight.dtype == torch.uint8 and q_weight.dim() == 3
+    ):
         raise ValueError(
-            f"q_weight must be int8 of shape (N, K), got {q_weight.dtype} of shape {tuple(q_weight.shape)}"
+            f"q_weight must be int8 of shape (N, K), or narrow, got {q_weight.dtype} of shape {tuple(q_weight.shape)}"
         )
-    if x.dim() < 1 or x.shape[-1] != q_weight.shape[1]:
-        raise ValueError(f"input has shape {tuple(x.shape)}, expected (..., {q_weight.shape[1]}) (in_features)")
-    if q_weight.shape[1] > MAX_K:
-        raise ValueError(f"K is {q_weight.shape[1]}; the sums of more than {MAX_K} products may overflow int32")
+    columns = narrow.columns_of(q_weight)
+    if x.dim() < 1 or x.shape[-1] != columns:
+        raise ValueError(f"input has shape {tuple(x.shape)}, expected (..., {columns}) (in_features)")
+    if columns > MAX_K:
+        raise ValueError(f"K is {columns}; the sums of more than {MAX_K} products may overflow int32")

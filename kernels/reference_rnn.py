@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import torch
+from quant.kernels import narrow
 from quant.kernels.recurrent.kind import RecurrentKind, find
 from quant.kernels.reference import (
     Product,
@@ -142,7 +143,7 @@ def rnn_layer(
         recurrent,
         None if q_weight_hr is None else project,
     )
-    return y.reshape(*x.shape[:-1], q_weight_hh.shape[1]), h, c
+    return y.reshape(*x.shape[:-1], narrow.columns_of(q_weight_hh)), h, c
 
 
 def rnn_layer_static(
@@ -230,9 +231,10 @@ def _step_sizes(
     if batch_sizes is None and x.dim() != 3:
         raise ValueError(f"input has shape {tuple(x.shape)}, expected (time, batch, features)")
     sizes: list[int] = [x.shape[1]] * x.shape[0] if batch_sizes is None else batch_sizes.tolist()
-    if h.dim() != 2 or h.shape[1] != q_weight_hh.shape[1] or (sizes and h.shape[0] != sizes[0]):
+    state = narrow.columns_of(q_weight_hh)
+    if h.dim() != 2 or h.shape[1] != state or (sizes and h.shape[0] != sizes[0]):
         batch = sizes[0] if sizes else "batch"
-        raise ValueError(f"h has shape {tuple(h.shape)}, expected ({batch}, {q_weight_hh.shape[1]})")
+        raise ValueError(f"h has shape {tuple(h.shape)}, expected ({batch}, {state})")
     hidden = q_weight_hh.shape[0] // kind.gates
     if kind.has_cell and (c is None or c.shape != (h.shape[0], hidden)):
         raise ValueError(f"mode {kind.name!r} needs c of shape ({h.shape[0]}, {hidden})")

@@ -17,6 +17,7 @@ from quant import kernels
 if TYPE_CHECKING:
     from quant import calibrate, observers, types
     from quant.artefact import ArtefactError, load, save
+    from quant.autoquant import autoquant
     from quant.compare import compare
     from quant.convert import NotCalibrated, convert
     from quant.dynamic import quantize_dynamic
@@ -46,6 +47,7 @@ __all__ = [
     "Recipe",
     "RecipeError",
     "Report",
+    "autoquant",
     "calibrate",
     "check_optimizer",
     "compare",
@@ -78,6 +80,7 @@ __version__ = "0.1.0.dev0"
 
 _MODULES = {
     "artefact": ("ArtefactError", "load", "save"),
+    "autoquant": ("autoquant",),
     "compare": ("compare",),
     "convert": ("NotCalibrated", "convert"),
     "dynamic": ("quantize_dynamic",),

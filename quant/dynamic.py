@@ -25,7 +25,7 @@ from quant.dynamic_decisions import (
     decide,
 )
 from quant.dynamic_rounding import SAMPLES, check_rounding, round_by_data
-from quant.kernels import dispatch
+from quant.kernels import dispatch, narrow
 from quant.kernels.backend import Backend
 from quant.kernels.registry import described
 from quant.nn import Embedding, EmbeddingBag, Linear, QuantModule, TiedEmbedding
@@ -171,7 +171,8 @@ def _make_tied(decision: Decision, owner: Decision) -> QuantModule | None:
     module, qconfig, first = decision.module, decision.qconfig, owner.replacement
     assert qconfig is not None
     assert owner.qconfig is not None
-    settings = ("weight_bits",) if isinstance(module, TABLES) else ("weight_bits", "per_channel", "activation_bits")
+    settings = ["weight_bits", "group_size", "weight_symmetric"]
+    settings += [] if isinstance(module, TABLES) else ["per_channel", "activation_bits"]
     for setting in settings:
         mine, other = getattr(qconfig, setting), getattr(owner.qconfig, setting)
         if mine != other:
@@ -234,13 +235,16 @@ def _describe(module: QuantModule, qconfig: QConfig | None, used: Backend) -> tu
     if isinstance(module, (Embedding, EmbeddingBag)):
         return f"int{bits}", f"{bits} bits a value, a scale per row"
     if isinstance(module, TiedEmbedding):
-        return f"int{bits}", "reads int8 rows"
+        rows = f"{bits}-bit" if narrow.is_narrow(module.q_weight) else "int8"
+        return f"int{bits}", f"reads {rows} rows"
     routes = sorted({used.route(weight) for weight in _weights(module)})
     if not (is_own(module) or isinstance(module, (RecurrentSequence, RecurrentCell))):
         by = f"{used.name} ({', '.join(routes)})" if routes else "no product of a backend's"
         return f"int{bits}", "; ".join(filter(None, [f"{described(module)}, {by}", getattr(module, "described", "")]))
     ranges = "per row" if qconfig is None or qconfig.ranges_per_row else "per tensor"
     scales = "per channel" if qconfig is None or qconfig.per_channel else "per tensor"
+    if qconfig is not None and qconfig.group_size is not None:
+        scales = f"per group of {qconfig.group_size}"
     text = f"weights {scales}, activation ranges {ranges}, {used.name} ({', '.join(routes)})"
     unusual = [
         f"{name + ': ' if name else ''}input projection with {child.described}"
@@ -249,10 +253,21 @@ def _describe(module: QuantModule, qconfig: QConfig | None, used: Backend) -> tu
     ]
     if isinstance(module, Linear) and module.described:
         unusual.append(module.described)
-    unusual.append(interpreted_steps(module))
+    unusual += [interpreted_steps(module), _storage(module, bits)]
     return f"int{bits}", "; ".join([text, *filter(None, unusual)])
+
+
+def _storage(module: QuantModule, bits: int) -> str:
+    """How weights of few bits are stored; '' for those of more."""
+    if bits not in narrow.NARROW_BITS:
+        return ""
+    wide = sorted({one.shape[1] for one in _weights(module) if not narrow.is_narrow(one)})
+    if not wide:
+        return f"stored in {bits} bits"
+    sizes = ", ".join(map(str, wide))
+    return f"weights of {sizes} inputs stored as bytes, as {narrow.BLOCK} does not divide them"
 
 
 def _weights(module: nn.Module) -> list[Tensor]:
     buffers = [tensor for name, tensor in module.named_buffers() if name.rpartition(".")[2].startswith("q_weight")]
-    return [tensor for tensor in buffers if tensor.dtype == torch.int8 and tensor.dim() == 2]
+    return [tensor for tensor in buffers if tensor.dim() == 2 or narrow.is_narrow(tensor)]

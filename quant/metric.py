@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import numbers
+import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -51,7 +52,8 @@ class Metric:
 
     Attributes:
         calls: how often it was called.
-        noise: the difference of two calls with the float model; 0.0 where `check` was not called.
+        noise, float_seconds: the difference of two calls with the float model, and the time of the second; 0.0 before
+            `of_float`.
     """
 
     def __init__(self, evaluate: Evaluate, verb: str) -> None:
@@ -61,13 +63,16 @@ class Metric:
                 "number, of which more is better"
             )
         self.evaluate, self.verb = evaluate, verb
-        self.calls, self.noise = 0, 0.0
+        self.calls, self.noise, self.float_seconds, self._seconds = 0, 0.0, 0.0, 0.0
 
     def __call__(self, model: nn.Module) -> Score:
         """The score of a model in eval mode; nan where its outputs give no number."""
         self.calls += 1
+        began = time.perf_counter()
         with evaluating(model), torch.no_grad():
-            return score_of(self.evaluate(model), self.verb)
+            score = score_of(self.evaluate(model), self.verb)
+        self._seconds = time.perf_counter() - began
+        return score
 
     def of_float(self, model: nn.Module) -> Score:
         """The score of the float model, after all checks.
@@ -79,6 +84,7 @@ class Metric:
             MetricWarning: two calls differ, or a constant model has the same score.
         """
         score, again = self(model), self(model)
+        self.float_seconds = self._seconds
         if not math.isfinite(score.value):
             raise MetricError(f"{self.verb}: evaluate returned {score.value} for the float model, expected a number")
         self.noise = abs(score.value - again.value)
@@ -117,20 +123,23 @@ def score_of(result: Any, verb: str) -> Score:
     Raises:
         MetricError: it is neither a number nor numbers.
     """
-    if isinstance(result, Tensor):
-        result = result.detach().cpu().double()
-        result = result.item() if result.numel() == 1 and result.dim() == 0 else result.flatten().tolist()
-    elif isinstance(result, (np.ndarray, np.generic)):
-        result = result.item() if result.ndim == 0 else result.ravel().tolist()
+    if isinstance(result, (Tensor, np.ndarray, np.generic)):
+        numbers_in = torch.as_tensor(result).detach().cpu().double()
+        if numbers_in.numel() and numbers_in.dim():
+            return _of_samples(tuple(numbers_in.flatten().tolist()))
+        result = numbers_in.item() if numbers_in.numel() else []
     if isinstance(result, (int, float)) and not isinstance(result, bool):
         return Score(float(result))
     if isinstance(result, Sequence) and result and all(isinstance(one, numbers.Real) for one in result):
-        samples = tuple(float(one) for one in result)
-        return Score(math.fsum(samples) / len(samples), samples)
+        return _of_samples(tuple(float(one) for one in result))
     raise MetricError(
         f"{verb}: evaluate returned {_said(result)}, expected a number, or a score for each sample, of which more is "
         "better"
     )
+
+
+def _of_samples(samples: tuple[float, ...]) -> Score:
+    return Score(math.fsum(samples) / len(samples), samples)
 
 
 def _said(result: Any) -> str:

@@ -91,7 +91,7 @@ def checked(
     return prepared
 
 
-def _check_model(model: nn.Module, verb: str) -> None:
+def check_model(model: nn.Module, verb: str) -> None:
     """Refuse what has no float forward to capture."""
     if not isinstance(model, nn.Module):
         raise TypeError(f"{verb}: expected an nn.Module, got {type(model).__name__}")
@@ -154,7 +154,7 @@ def planned(
         islands: as for `capture`.
         rules: as for `fuse`.
     """
-    _check_model(model, verb)
+    check_model(model, verb)
     if not isinstance(recipe, Recipe):
         raise TypeError(
             f"{verb}: expected a quant.Recipe, got {type(recipe).__name__}; quant.Recipe({{...}}) makes one"

@@ -15,6 +15,7 @@ from typing import Any, Literal, TypeAlias
 
 from torch import nn
 
+from quant.kernels.narrow import GROUP_SIZES, NARROW_BITS
 from quant.kernels.registry import NotLoaded
 from quant.observers import AUTO, LEARNED, OBSERVERS, by_hand, check_options, follows_batches, names, option_names
 
@@ -30,8 +31,12 @@ STATIC_SETTINGS = (
 )  # fmt: skip
 """Fields of a QConfig that layers with static ranges use, and dynamic ones do not have."""
 
-DYNAMIC_SETTINGS = ("per_row",)
-"""Fields of a QConfig that dynamic layers use, and static ones do not have."""
+DYNAMIC_SETTINGS = {
+    "per_row": "has static ranges, which are one per tensor",
+    "group_size": "is static, and multiplies bytes with a weight scale per output",
+    "weight_symmetric": "is static, and its weight has no zero points",
+}
+"""Fields of a QConfig that dynamic layers use, and why static ones do not have them."""
 
 
 class RecipeError(ValueError):
@@ -78,7 +83,12 @@ class QConfig:
     "auto" leaves a choice to the phase. A phase that cannot do what any other value asks for raises RecipeError.
 
     Attributes:
-        weight_bits: 2 to 8; stored as int8 with a narrower range (embeddings: 8 or 4, packed per row).
+        weight_bits: 2 to 8. Dynamic layers store 4 and fewer in as many bits, others as int8 with a narrower range
+            (embeddings: 8 or 4, packed per row).
+        group_size: 32, 64 or 128 neighbouring inputs of an output that share a weight scale, which has to divide their
+            number (dynamic layers with 2 to 4 bits); None for a scale per output.
+        weight_symmetric: False gives each group a zero point too, so that its integers span the group's minimum to its
+            maximum.
         per_channel: a weight scale per output channel (per gate row in recurrent layers), or one per tensor.
         weight_observer: how the weight's range is chosen, a name in `quant.observers`. Training also learns it: "lsq",
             "lsq+", "pact".
@@ -110,20 +120,42 @@ class QConfig:
     activation_symmetric: bool = False
     bias_correction: bool = True
     per_row: bool | Literal["auto"] = "auto"
+    group_size: int | None = None
+    weight_symmetric: bool = True
 
     def __post_init__(self) -> None:
         if type(self.weight_bits) is not int or not 2 <= self.weight_bits <= 8:
             raise RecipeError(f"QConfig: weight_bits is {self.weight_bits!r}, expected a whole number from 2 to 8")
         if type(self.activation_bits) not in (int, str) or self.activation_bits not in (8, 16, "auto"):
             raise RecipeError(f"QConfig: activation_bits is {self.activation_bits!r}, expected 8, 16 or 'auto'")
-        for name in ("per_channel", "activation_symmetric", "bias_correction"):
+        for name in ("per_channel", "activation_symmetric", "bias_correction", "weight_symmetric"):
             if type(getattr(self, name)) is not bool:
                 raise RecipeError(f"QConfig: {name} is {getattr(self, name)!r}, expected True or False")
+        self._check_groups()
         if type(self.per_row) is not bool and self.per_row != "auto":
             raise RecipeError(f"QConfig: per_row is {self.per_row!r}, expected True, False or 'auto'")
         for kind in ("weight", "activation"):
             checked = _checked_options(kind, getattr(self, f"{kind}_observer"), getattr(self, f"{kind}_options"))
             object.__setattr__(self, f"{kind}_options", checked)
+
+    def _check_groups(self) -> None:
+        size = self.group_size
+        if size is None:
+            if not self.weight_symmetric:
+                raise RecipeError(
+                    "QConfig: weight_symmetric=False without a group_size, and scales per output have no zero points; "
+                    "give group_size=32, 64 or 128"
+                )
+            return
+        if type(size) is not int or size not in GROUP_SIZES:
+            raise RecipeError(f"QConfig: group_size is {size!r}, expected 32, 64, 128 or None")
+        if self.weight_bits not in NARROW_BITS:
+            raise RecipeError(
+                f"QConfig: group_size is {size} with weight_bits {self.weight_bits}, expected 2, 3 or 4 bits; more are "
+                "stored as bytes with a scale per output: leave group_size out"
+            )
+        if not self.per_channel:
+            raise RecipeError(f"QConfig: group_size is {size} with per_channel=False; leave one of them out")
 
     @property
     def by_hand(self) -> bool:

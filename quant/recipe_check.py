@@ -63,8 +63,8 @@ def check_settings(prepared: nn.Module, recipe: Recipe, called: set[str], verb: 
             value = getattr(qconfig, setting)
             if setting in DYNAMIC_SETTINGS and layers.static and not layers.dynamic:
                 raise RecipeError(
-                    f"{asks} {setting}={value!r}, and layer {layers.static[0]!r} has static ranges, which are one per "
-                    f"tensor; leave {setting} out, or use quant.quantize_dynamic"
+                    f"{asks} {setting}={value!r}, and layer {layers.static[0]!r} {DYNAMIC_SETTINGS[setting]}; leave "
+                    f"{setting} out, or use quant.quantize_dynamic"
                 )
             if setting in STATIC_SETTINGS and layers.dynamic and not layers.static:
                 raise RecipeError(

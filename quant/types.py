@@ -6,6 +6,7 @@ def worst(comparison: Comparison) -> str: ...
 """
 
 from quant.artefact import ArtefactError
+from quant.autoquant import Autoquantized, Trial
 from quant.calibrate import Calibration, CalibrationError, CalibrationWarning, CheckpointError, DataError, Row
 from quant.compare import Comparison
 from quant.convert import NotCalibrated
@@ -25,6 +26,7 @@ from quant.step_parity import StepParity
 
 __all__ = [
     "ArtefactError",
+    "Autoquantized",
     "BackendUnavailable",
     "Calibration",
     "CalibrationError",
@@ -49,6 +51,7 @@ __all__ = [
     "Sensitivity",
     "StepError",
     "StepParity",
+    "Trial",
     "Tuned",
     "Tuning",
     "UncapturedCall",

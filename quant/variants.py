@@ -24,9 +24,11 @@ from quant.calibrate.checkpoint import observers_of
 from quant.convert import convert
 from quant.forward_state import keeping_children
 from quant.fusion.fuse import fuse
+from quant.fusion.fused_graph import FusedGraph, Slot
 from quant.graph import Kind
+from quant.observers import Observer
 from quant.ops.step import Step
-from quant.prepare import prepare
+from quant.prepare import prepare, slot_observer
 from quant.recipe import QConfig, Recipe
 from quant.runtime.names import full_name
 from quant.runtime.programs import RESERVED
@@ -168,11 +170,27 @@ def _read_again(runner: GraphRunner, recipe: Recipe) -> None:
     root = without_runner(runner.root)  # a layer that is captured by itself is known by its own forward
     fused = fuse(old.graph, root, recipe, old.floats, old.rules)
     fused.shared = old.shared
-    observers = {name: runner.observer(old.slot_like(slot)) for name, slot in fused.slots.items()}
+    observers = {name: _observer(slot, old, runner) for name, slot in fused.slots.items()}
     columns = {value: runner.observers[key] for value, key in runner.columns.items()}
     runner.use(fused, observers)
+    runner.known = None
     for value, observer in columns.items():
         runner.watch_columns(value, observer)
+
+
+def _observer(slot: Slot, old: FusedGraph, runner: GraphRunner) -> nn.Module:
+    """The observer of a slot: that of the same values; for 16 bits the extremes that it saw, as `prepare` observes."""
+    name = old.slot_like(slot)
+    own = runner.observer(name)
+    if not slot.two_bytes or old.slots[name].two_bytes or not isinstance(own, Observer):
+        return own
+    finer = slot_observer(slot)
+    if type(finer) is type(own):
+        return own
+    state = own.state_dict()
+    finer.load_state_dict({key: state[key] for key in finer.state_dict()})
+    finer.name, finer.given = own.name, own.given
+    return finer
 
 
 def layers_of(prepared: nn.Module) -> Iterator[Layer]:

@@ -14,6 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 import torch
+from quant.kernels import narrow
 from quant.kernels.backend import Backend
 from quant.kernels.per_weight import PerWeight
 from torch import Tensor
@@ -47,6 +48,8 @@ class OneDnnBackend(Backend):
         return _probe()
 
     def route(self, q_weight: Tensor) -> str:
+        if narrow.is_narrow(q_weight):
+            return "unpacked"
         return "split" if self._splits(q_weight) else "pairwise" if saturates() else "vnni"
 
     def product(self, q_x: Tensor, q_weight: Tensor) -> Tensor:

@@ -61,6 +61,9 @@ SIZES = functions("shape", "ndim", "size", "dim", "ndimension", "numel", "neleme
 RANKS = functions("ndim", "dim", "ndimension")
 """Those of SIZES that give the number of dimensions."""
 
+NORMS = functions("batch_norm", "native_batch_norm", "cudnn_batch_norm", "miopen_batch_norm", "batch_norm_update_stats")
+"""Calls that may update running statistics, which get no new version by that."""
+
 COUNTED = functions(
     "split", "chunk", "unbind", "tensor_split", "hsplit", "vsplit", "dsplit", "split_with_sizes", "__iter__",
     "meshgrid", "broadcast_tensors",

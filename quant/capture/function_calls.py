@@ -18,6 +18,7 @@ from quant.capture.calls import (
     BRANCHES,
     LENGTH,
     METADATA,
+    NORMS,
     OF_GRADIENTS,
     OF_MEMORY,
     RANDOM,
@@ -95,6 +96,8 @@ class FunctionCalls:
         node = Node(len(self.tape.nodes), kind, target, *places, owner=self.tape.owner)
         sized = is_sized_by_values(function, args, kwargs) or (target is operator.getitem and _by_mask(args[1]))
         sized = sized or (function in WHERE and len(args) + len(kwargs) == 1) or self.tape.is_sized_by_values(places)
+        if function in NORMS and (kwargs.get("training") is True or any(one is True for one in args)):
+            self.writes.note_statistics(node, args, kwargs)
         if changed:
             return self.writes.written(node, value, changed, args, follows, says_it_writes(kind, target, kwargs))
         return self.results.note(node, value, follows, sized_by_values=sized)

@@ -31,6 +31,7 @@ from quant.capture.variations import (
     is_width,
     other_floats,
     other_values,
+    parts_of,
     same_values,
     varied,
 )
@@ -90,8 +91,12 @@ class Proof:
     def _hold_where_unlike(self, values: Variation, groups: list[list[Limit]]) -> None:
         """Hold the sizes that change what is recorded."""
         self.problems = {}
-        for group in groups:
+        left = groups[::-1]
+        while left:
+            group = left.pop()
             agrees = self._holds(values, group, VARY)
+            if agrees is None:  # a length may only happen to equal the width of a layer
+                left += parts_of(group)[::-1]
             # A size that no other takes the place of is the module's own; a number may be taken unseen.
             if agrees is False or (agrees is None and group[0].dim == NUMBER):
                 self.limits += tuple(group)
@@ -132,6 +137,8 @@ class Proof:
                 taken.append(step)
         if unmoved is None or (unmoved.sizes and not taken and not alone):  # each by itself may take what all refuse
             return None
+        if unmoved.sizes and (not taken or self.recorder.counts_in_steps):
+            return False
         self.limits += tuple(Limit(place, ROUNDED) for place in sorted(unmoved.rounded))
         return True
 

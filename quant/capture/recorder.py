@@ -154,6 +154,7 @@ class Recorder(Tape, TorchFunctionMode):
 
     def _end(self) -> None:
         value = self._output_places(self.result)
+        self._writes.refuse_other_memory()
         writes = [*self._writes.of_arguments(), *self._writes.of_attributes()]
         self.drop_needless_guards((value, writes))
         self._modules.island_results.refuse_later_guards()

@@ -22,6 +22,7 @@ from quant.capture.forward_code import writes_texts
 from quant.capture.given_objects import GivenObjects
 from quant.capture.numbers import NUMBERS, plain, recorded
 from quant.capture.outer_objects import Outside
+from quant.capture.range_steps import FARTHEST, largest_step
 from quant.capture.returned_inputs import GivenBack
 from quant.capture.scalars import ROUNDED, Limit, loses
 from quant.capture.snapshot import Snapshot
@@ -69,6 +70,7 @@ class Tape:
         owners: the running modules, outermost first, by their names in the root.
         typed, ranked, contiguous: as of `Graph`.
         holds_flags: whether what integers and booleans of the caller's decide is guarded (`flags.py`).
+        counts_in_steps: whether a forward that read a size may count to it in steps (`range_steps.py`).
         is_threaded: whether modules were called in threads other than the one that records.
     """
 
@@ -109,7 +111,7 @@ class Tape:
         self.overwritten: set[int] = set()
         self.owners: list[str] = [""]
         self.is_recording = False
-        self.is_threaded = self.holds_flags = False
+        self.is_threaded = self.holds_flags = self.counts_in_steps = False
         self.typed = self.ranked = self.contiguous = False
         self._values: list[Any] = []
         self._held: list[Any] = []
@@ -268,11 +270,17 @@ class Tape:
         self.guard(Ref(number.index), plain(number))
 
     def held_for_texts(self, tree: Any) -> Any:
-        """Hold the numbers in `tree` where the running module formats numbers in C; returns `tree`."""
+        """Hold the numbers in `tree` where the running module formats numbers in C, or counts by them in unknown steps.
+
+        Returns:
+            `tree`.
+        """
         numbers = [leaf for leaf in leaves(tree) if self.is_own_number(leaf) and leaf.static]
         if numbers and self.owner not in self._texts:
             module = self.parts[self.owner].module
-            self._texts[self.owner] = writes_texts(module, module.forward)
+            step = largest_step(module, module.forward)
+            self.counts_in_steps = self.counts_in_steps or step > 1
+            self._texts[self.owner] = step > FARTHEST or writes_texts(module, module.forward)
         for number in numbers if numbers and self._texts[self.owner] else ():
             self.hold(number, "writes a text with")
         return tree

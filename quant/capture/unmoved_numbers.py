@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from quant.capture.recorder import Recorder
-from quant.capture.variations import HALF, UNCOVER
+from quant.capture.variations import FARTHER, HALF, UNCOVER
 from quant.graph import Kind
 from quant.runtime.trees import Ref
 
@@ -65,6 +65,8 @@ def _alike_by_rounding(one: Recorder, other: Recorder) -> set[int]:
 
 def _near_sizes(one: Recorder, other: Recorder, step: str) -> set[int]:
     """The nodes of sizes that may have been used unseen all the same."""
+    if one.counts_in_steps:
+        return set() if step == FARTHER else set(one.sizes)
     if step in UNCOVER and step != HALF:
         return set()  # what is the same for inputs of twice the size does not depend on it
     near = set()

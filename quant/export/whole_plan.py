@@ -18,6 +18,7 @@ from quant.export.naming import listed, named_leaves
 from quant.half_precision import OwnOutputs
 from quant.kernels.reference_plan import HEADER
 from quant.runtime.instructions import Instruction
+from quant.runtime.layers.narrow_bytes import HasGroups, with_bytes
 from quant.runtime.layers.quant_module import QuantModule
 from quant.runtime.names import child_of
 from quant.runtime.objects import Result
@@ -112,7 +113,12 @@ def _units(model: nn.Module) -> list[str]:
 def runner_of(model: nn.Module, example_inputs: Any = None) -> ProgramRunner:
     """The runner of a quantised model that is one program; arguments and errors as of `whole_plan`."""
     units = _units(model)
-    return _only_runner(model, units) if units else _captured(model, example_inputs)
+    if units:
+        return _only_runner(model, units)
+    try:
+        return _captured(with_bytes(model), example_inputs)
+    except HasGroups as error:
+        raise ExportError(str(error)) from error
 
 
 def _only_runner(model: nn.Module, units: list[str]) -> ProgramRunner:

@@ -11,9 +11,10 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
+from quant.kernels import narrow
 from quant.kernels.scheme import quantize_weight
 from quant.nn.inherited import inherit_methods
-from quant.recipe import QConfig
+from quant.recipe import QConfig, RecipeError
 from quant.runtime.layers.quant_module import HALVES, QuantModule
 
 LOST_COLUMN_SQNR = 100.0
@@ -80,8 +81,8 @@ class QuantizedWeight:
     """An int8 weight with its scales.
 
     Attributes:
-        q_weight: int8 (N, K), of weight / columns.
-        scale: float32 (N,).
+        q_weight: int8 (N, K), of weight / columns; or narrow, with 4 bits and fewer (`quant.kernels.narrow`).
+        scale: float32 (N,); of a narrow weight also by group.
         columns: float32 (K,), factors of the input before it is quantised, or None.
         activation_bits: 8 or 16, for the input.
         terms: 1; or 2 where q_weight and columns have 2K columns, and the input is repeated side by side.
@@ -133,10 +134,28 @@ class QuantizedWeight:
 
 
 def _quantize(weight: Tensor, qconfig: QConfig) -> tuple[Tensor, Tensor]:
+    bits = qconfig.weight_bits
+    if qconfig.group_size is not None:
+        check_groups(weight.shape[1], qconfig)
+        return narrow.quantize(weight, bits, qconfig.group_size, symmetric=qconfig.weight_symmetric)
     if qconfig.per_channel:
-        return quantize_weight(weight, bits=qconfig.weight_bits, axis=0)
-    q_flat, scale = quantize_weight(weight.reshape(1, -1), bits=qconfig.weight_bits, axis=0)
-    return q_flat.reshape(weight.shape), scale.expand(weight.shape[0]).contiguous()
+        q_weight, scale = quantize_weight(weight, bits=bits, axis=0)
+    else:
+        q_flat, scale = quantize_weight(weight.reshape(1, -1), bits=bits, axis=0)
+        q_weight, scale = q_flat.reshape(weight.shape), scale.expand(weight.shape[0]).contiguous()
+    if narrow.fits(weight.shape[1], bits):
+        return narrow.pack(q_weight + 2 ** (bits - 1), bits), scale
+    return q_weight, scale
+
+
+def check_groups(columns: int, qconfig: QConfig) -> None:
+    """Raise RecipeError where a weight of so many inputs cannot have the groups that its settings ask for."""
+    size = qconfig.group_size
+    if size is None or columns % size == 0:
+        return
+    fitting = [one for one in narrow.GROUP_SIZES if columns % one == 0]
+    way = f"take group_size={fitting[-1]}" if fitting else "leave group_size out for this layer: a scale per output"
+    raise RecipeError(f"group_size is {size}, expected a divisor of the weight's {columns} inputs; {way}")
 
 
 def column_norms(weight: Tensor) -> Tensor:

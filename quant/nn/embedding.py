@@ -5,7 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from quant.kernels import dispatch
+from quant.kernels import dispatch, narrow
 from quant.kernels.backends.compiled import direct
 from quant.kernels.tables import TABLE_BITS, pack_table, unpack_rows
 from quant.nn.base import QuantizedWeight, as_float32, scripted_as
@@ -142,7 +142,8 @@ class EmbeddingBag(_Table):
 class TiedEmbedding(QuantModule):
     """torch.nn.Embedding that reads the int8 weight of the Linear it is tied to, so that one tensor serves both.
 
-    Buffers: q_weight int8 (num_embeddings, embedding_dim) and scale float32 (num_embeddings,), the Linear's own.
+    Buffers: q_weight int8 (num_embeddings, embedding_dim) and scale float32 (num_embeddings,), or those of a narrow
+    weight, the Linear's own.
     """
 
     q_weight: Tensor
@@ -179,10 +180,24 @@ class TiedEmbedding(QuantModule):
             raise self._named(error) from error
 
     def _look_up(self, input: Tensor) -> Tensor:
+        if self.q_weight.dtype == torch.uint8:
+            return self._narrow_rows(input)
         q = nn.functional.embedding(input, self.q_weight)
         values = q.to(torch.float32) * nn.functional.embedding(input, self.scale.unsqueeze(1))
         columns = self.columns
         return (values if columns is None else values * columns).to(self.dtype)
+
+    @torch.jit.unused
+    def _narrow_rows(self, input: Tensor) -> Tensor:
+        indices = input.reshape(-1).to(torch.int64)
+        if indices.numel() and not torch.compiler.is_compiling():
+            low, high = int(indices.min()), int(indices.max())
+            if low < 0 or high >= self.num_embeddings:
+                raise IndexError(f"index {low if low < 0 else high} is outside the table of {self.num_embeddings} rows")
+        values = narrow.dequantize_rows(self.q_weight, self.scale, indices)
+        columns = self.columns
+        values = values if columns is None else values * columns
+        return values.unflatten(0, input.shape).to(self.dtype) if input.dim() else values[0].to(self.dtype)
 
     def extra_repr(self) -> str:
         return f"{self.num_embeddings}, {self.embedding_dim}, tied"

@@ -5,7 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from quant.kernels import dispatch
+from quant.kernels import dispatch, narrow
 from quant.kernels.backends.compiled import direct
 from quant.nn.base import QuantizedWeight, as_float32, scripted_as
 from quant.recipe import QConfig
@@ -17,8 +17,9 @@ _linear_dynamic_plain = direct("linear_dynamic_plain")
 class Linear(QuantModule):
     """y = x @ weight' + bias, `dtype` in and out, the product in integers (`reference.linear_dynamic`).
 
-    Buffers: q_weight int8 (out_features, in_features); scale float32 (out_features,); columns float32 (in_features,) or
-    None. `weight` reads as the float weight that they stand for.
+    Buffers: q_weight int8 (out_features, in_features) and scale float32 (out_features,), or those of a narrow weight
+    (`quant.kernels.narrow`); columns float32 (in_features,) or None. `weight` reads as the float weight that they stand
+    for.
     """
 
     q_weight: Tensor
@@ -27,7 +28,7 @@ class Linear(QuantModule):
 
     def __init__(self, weight: QuantizedWeight, bias: Tensor | None, *, per_row: bool = True) -> None:
         super().__init__()
-        self.out_features, self.in_features = weight.q_weight.shape
+        self.out_features, self.in_features = weight.q_weight.shape[0], narrow.columns_of(weight.q_weight)
         self.activation_bits = weight.activation_bits
         self.per_row = per_row
         self.described = weight.described
@@ -84,6 +85,8 @@ class Linear(QuantModule):
         """Only the outputs [first, last): (..., last - first), of `dtype`."""
         if self.dtype != torch.float32:
             input = as_float32(input)
+        if self.q_weight.dtype == torch.uint8 and (first % 16 != 0 or (last % 16 != 0 and last != self.out_features)):
+            return self.forward(input)[..., first:last]  # a narrow weight's outputs lie in panels of 16
         q_weight, scale, bias = self.q_weight[first:last], self.scale[first:last], self.bias
         part = None if bias is None else bias[first:last]
         if torch.jit.is_scripting():

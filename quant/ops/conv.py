@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from quant.ops.call import Call, StaysFloat, per_dimension
-from quant.ops.linear import own_parameter, own_weight
+from quant.ops.linear import own_bias, own_parameter, own_weight
 from quant.ops.operator import Weighted
 from quant.ops.registry import Recognised, recognises
 from quant.runtime.layers.products import ConvProduct, Padding, TransposedProduct
@@ -109,7 +109,7 @@ def _conv_function(call: Call, dims: int) -> Recognised:
     dilation = per_dimension(call.constant(call.get(5, "dilation", 1), "dilation"), dims)
     operator = Conv(
         weight=weight,
-        bias=call.get(2, "bias"),
+        bias=own_bias(call),
         stride=per_dimension(call.constant(call.get(3, "stride", 1), "stride"), dims),
         dilation=dilation,
         groups=call.constant(call.get(6, "groups", 1), "groups"),

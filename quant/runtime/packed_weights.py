@@ -32,5 +32,7 @@ def _int8_tensors(module: nn.Module) -> Iterator[Tensor]:
     own = (*module.buffers(recurse=False), *module.parameters(recurse=False))
     derived = module.derived_weights() if isinstance(module, StaticLayer) else ()
     for one in (*own, *derived):
-        if one.dtype == torch.int8 and one.device.type == "cpu" and type(one.detach()) is Tensor:  # no stand-in
+        if (
+            one.dtype in (torch.int8, torch.uint8) and one.device.type == "cpu" and type(one.detach()) is Tensor
+        ):  # no stand-in
             yield one

@@ -78,7 +78,9 @@ def measured(
     Args:
         score: of the float model, by `metric`.
     """
+    converting = time.perf_counter()
     converted = calibrated.converted(calibrated.recipe)
+    converting = time.perf_counter() - converting
     floats = left_float(converted, calibrated.layers)
     groups = groups_of([name for name in calibrated.layers if name not in floats])
     members = {**{name: (name,) for name in calibrated.layers if name not in floats}, **groups}
@@ -89,7 +91,7 @@ def measured(
     with bar, evaluating(calibrated.model, calibrated.prepared, converted):
         expected = [_called(calibrated.model, batch) for batch in calibrated.kept]
         whole = _error(expected, (_called(converted, batch) for batch in calibrated.kept))
-        measure = _Forms(calibrated, sweep_of(calibrated, floats), metric, forms, expected)
+        measure = _Forms(calibrated, sweep_of(calibrated, floats), metric, forms, expected, converting)
         results = {}
         for name in forms:
             results[name] = measure.of(name)
@@ -111,7 +113,20 @@ def measured(
     )
 
 
+def harms(calibrated: Calibrated) -> dict[str, float]:
+    """By layer, the power of the error that it makes at the output where it alone is int8, over the output's power."""
+    floats = left_float(calibrated.converted(calibrated.recipe), calibrated.layers)
+    forms: Forms = {name: ((name,), True) for name in calibrated.layers if name not in floats}
+    with evaluating(calibrated.model, calibrated.prepared):
+        expected = [_called(calibrated.model, batch) for batch in calibrated.kept]
+        measure = _Forms(calibrated, sweep_of(calibrated, floats), None, forms, expected)
+        return {name: measure.of(name)[0].share for name in forms}
+
+
 GROUP = "group"
+
+SIMULATED = 2.5
+"""What half of a model costs in simulated integers, in runs of the float model."""
 
 
 def groups_of(layers: Collection[str]) -> dict[str, tuple[str, ...]]:
@@ -171,12 +186,19 @@ class _Forms:
     """Measures forms: by the sweep where the model is one graph, else by building and running each."""
 
     def __init__(
-        self, calibrated: Calibrated, sweep: Sweep | None, metric: Metric | None, forms: Forms, expected: list[Any]
+        self,
+        calibrated: Calibrated,
+        sweep: Sweep | None,
+        metric: Metric | None,
+        forms: Forms,
+        expected: list[Any],
+        converting: float = 0.0,
     ) -> None:
         self.calibrated, self.metric, self.forms, self.expected = calibrated, metric, forms, expected
         swept = {} if sweep is None else self._forms(sweep)
         self._compared = {} if sweep is None else self._swept(sweep, swept)
-        self._evaluated = None if metric is None or not self._compared else self._recorded(sweep, swept)
+        self._replayed = {name: one for name, one in swept.items() if one[1] or self._simulates(converting)}
+        self._evaluated = None if metric is None or not self._compared else self._recorded(sweep, self._replayed)
 
     def of(self, name: str) -> tuple[OutputError, float | None]:
         """The error of the output, and the metric."""
@@ -188,7 +210,7 @@ class _Forms:
         if self.metric is None:
             return error, None
         try:
-            if self._evaluated is not None and name in self._compared:
+            if self._evaluated is not None and name in self._replayed:
                 replay = self._evaluated
                 return error, Metric(lambda model: replay.evaluated(name, self._evaluate), VERB)(replay.model).value
         except Unlike:
@@ -199,6 +221,13 @@ class _Forms:
         assert self.metric is not None
         self.metric.calls += 1
         return self.metric.evaluate(model)
+
+    def _simulates(self, converting: float) -> bool:
+        """Whether simulating all layers in int8 for the metric is cheaper than building the model and running that.
+
+        Simulating costs about SIMULATED evaluations of the float model, running what was built at most one.
+        """
+        return self.metric is not None and (SIMULATED - 1) * self.metric.float_seconds < converting
 
     def _forms(self, sweep: Sweep) -> dict[str, tuple[Form, bool]]:
         """The forms that the sweep can compute."""

@@ -110,7 +110,9 @@ def outputs_of(
     sweep: Sweep, forms: Mapping[str, tuple[Form, bool]], inputs: Values
 ) -> tuple[Values, Iterator[tuple[str, Any]]]:
     """The values of a call in float, and by name the output of each form."""
-    floats, integers = sweep.values(inputs, sweep.floats), sweep.values(inputs, sweep.integers)
+    floats = sweep.values(inputs, sweep.floats)
+    near_integers = any(not near_float for _, near_float in forms.values())
+    integers = sweep.values(inputs, sweep.integers) if near_integers else {}
 
     def outputs() -> Iterator[tuple[str, Any]]:
         for name, (form, near_float) in forms.items():

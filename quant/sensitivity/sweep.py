@@ -84,6 +84,7 @@ class Sweep:
     ) -> None:
         self.runner, self.graph, self.root = runner, runner.graph, runner.root
         self.stand_ins, self.kept_float = stand_ins, dict(kept_float)
+        runner.known = {}  # calibration is over: a range is chosen once
         self._own = {step.nodes: step for step in runner.fused.steps if step.integer}
         self._rounding = {value: rounding(runner.qparams(slot)) for value, slot in runner.fused.slot_of.items()}
         self._in_place: set[int] = set()
@@ -183,9 +184,10 @@ class Sweep:
             return {step.output: one.stand_in(*args, **kwargs)}
         if not one.integer:
             return self._in_float(step, value)
+        rounded = set() if step.reads_two_bytes else set(step.inputs) & self._rounding.keys()
         read = {
             index: value(index) if index in form.emitted else map_leaves(self._rounding[index], value(index))
-            for index in set(step.inputs) & self._rounding.keys()
+            for index in rounded
         }
         result = self.runner.simulated(step, lambda index: read[index] if index in read else value(index))
         if one.emits:

@@ -182,6 +182,8 @@ def make_report(
             outcome, detail = entries[same_layer][0], f"the same layer as {same_layer}"
         if name in info.islands or not detail:
             detail = _why(name, info, readers)
+        if name in info.measured and is_quantized(outcome):
+            detail = f"{detail}; {info.measured[name]}"
         listed[name] = outcome, detail
     sizes = _sizes(model, tensors, listed)
     lines = [ReportEntry(name, kinds[name], *entry, *sizes[name]) for name, entry in listed.items()]

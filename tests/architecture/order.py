@@ -57,6 +57,7 @@ ORDER = (
     "quant.convert",
     # What is asked of the results.
     "quant.reconstruction",
+    "quant.smoothing",
     "quant.post_training",
     "quant.equalize",
     "quant.submodule_calls",
@@ -69,6 +70,7 @@ ORDER = (
     "quant.page",
     "quant.sensitivity",
     "quant.export",
+    "quant.autoquant",
     "quant.artefact",
     "quant.migrate",
     "quant.onnx",

@@ -41,7 +41,7 @@ ALLOWED: dict[str, dict[str, set[str]]] = {
     },
     "settings that the user gives by name": {
         "quant/recipe.py": {"auto", "minmax", "weight"},
-        "quant/recipe_check.py": SETTINGS | {"per_row"},
+        "quant/recipe_check.py": SETTINGS | {"per_row", "group_size", "weight_symmetric"},
         "quant/dynamic_decisions.py": SETTINGS,
         "quant/nn/base.py": {"auto"},
         "quant/nn/recurrent/sequence.py": {"auto"},
@@ -55,7 +55,7 @@ ALLOWED: dict[str, dict[str, set[str]]] = {
     },
     "settings of torch's layers and functions": {
         "quant/ops/conv.py": {"valid", "same", "zeros"},
-        "quant/ops/pad.py": {"constant"},
+        "quant/runtime/module_calls.py": {"none"},
         "quant/ops/resize.py": {"nearest", "nearest-exact", "linear", "bilinear", "trilinear"},
         "quant/ops/views.py": {"size"},
         "quant/heard_calls.py": {"dtype"},

@@ -282,3 +282,19 @@ def test_no_batches_one_batch_and_labels_alone() -> None:
         run(None, [torch.arange(4), torch.arange(4)])
     with pytest.raises(TypeError, match="put a single batch in a list"):
         run(None, images(1)[0])
+
+
+def test_a_variant_is_what_its_recipe_gives() -> None:
+    model, data = built(Residual), images()
+    calibrated = Calibrated(model, data, "test", progress=False)
+    wide = quant.QConfig(activation_bits=16)
+    for recipe in (
+        quant.Recipe({"block.one": None}),
+        quant.Recipe({"block.*": wide, "head": None}),
+        quant.Recipe(default=wide),
+    ):
+        expected = quant.quantize_static(model, data, recipe, progress=False)
+        assert torch.equal(calibrated.converted(recipe)(data[0]), expected(data[0]))
+    assert torch.equal(
+        calibrated.converted(quant.Recipe())(data[0]), quant.quantize_static(model, data, progress=False)(data[0])
+    )

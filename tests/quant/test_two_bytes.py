@@ -119,6 +119,19 @@ def test_one_layer_of_a_model_by_its_name() -> None:
     assert "16-bit" not in entries["1"]
 
 
+def test_outliers_that_8_bits_cannot_hold_leave_no_layer_float() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.LayerNorm(32), nn.Linear(32, 16), nn.Linear(16, 4)).eval()
+    with torch.no_grad():
+        model[0].weight[:3] *= 40
+        model[1].weight[:, :3] /= 40
+    batches = [torch.randn(8, 32) for _ in range(4)]
+    q = quant.quantize_static(model, batches, quant.Recipe({"1": FINE}), progress=False, smooth=False)
+    assert quant.summary(q)["1"].outcome == "int8"
+    with torch.no_grad():
+        assert sqnr(model(batches[0]), q(batches[0])) > 25
+
+
 def test_a_value_that_is_not_finite_makes_its_sample_nan() -> None:
     _, q, x = made("linears")
     x = x.clone()

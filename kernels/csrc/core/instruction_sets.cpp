@@ -7,6 +7,7 @@
 #include "core/cpu/selection.h"
 #include "core/depthwise/native_depthwise.h"
 #include "core/gemm/native_gemm.h"
+#include "core/gemm/native_narrow.h"
 #include "core/rows/elementwise.h"
 #include "core/rows/reals.h"
 #include "core/rows/rows.h"
@@ -20,7 +21,8 @@ namespace octet {
   extern const NativeWinograd k##level##Winograd;                   \
   extern const RowKernels k##level##Rows;                           \
   extern const ElementKernels k##level##Elements;                   \
-  extern const RealKernels k##level##Reals;
+  extern const RealKernels k##level##Reals;                         \
+  extern const NativeNarrow k##level##Narrow;
 #include "core/cpu/instruction_sets.inc"
 
 namespace {
@@ -39,6 +41,12 @@ struct Always : Perhaps<Kernels> {
   Always(std::nullptr_t) = delete;
 };
 
+// A family of another table.
+struct Elsewhere {
+  template <class Kernels>
+  constexpr Elsewhere(Kernels) {}
+};
+
 struct Families {
   Always<NativeGemm> gemm;
   Perhaps<NativeGemm> gemm_of_safe_pairs;  // for weights that pass pairs_fit_int16
@@ -47,19 +55,31 @@ struct Families {
   Always<RowKernels> rows;
   Always<ElementKernels> elementwise;
   Always<RealKernels> reals;
+  Elsewhere narrow;
+};
+
+// Apart, so that a program which packs no narrow weight has none of their kernels.
+struct Narrow {
+  Elsewhere gemm, gemm_of_safe_pairs, depthwise, winograd, rows, elementwise, reals;
+  Always<NativeNarrow> narrow;
 };
 
 // A row as far as the program has its kernels.
 constexpr Families here(std::string_view name, Families families) {
   if (!has_instruction_set(name))  // which isa() never is then
     return {.gemm = &kPortableGemm, .gemm_of_safe_pairs = none, .depthwise = none, .winograd = none,
-            .rows = &kPortableRows, .elementwise = &kPortableElements, .reals = &kPortableReals};
+            .rows = &kPortableRows, .elementwise = &kPortableElements, .reals = &kPortableReals, .narrow = none};
   if (!has_operation("conv_u8s8_u8") && !has_operation("conv_u8s8_f32")) families.depthwise = none, families.winograd = none;
   return families;
 }
 
 constexpr Families kFamilies[] = {
 #define OCTET_INSTRUCTION_SET(level, name, chosen, needs, flags, ...) here(name, {__VA_ARGS__}),
+#include "core/cpu/instruction_sets.inc"
+};
+
+constexpr Narrow kNarrow[] = {
+#define OCTET_INSTRUCTION_SET(level, name, chosen, needs, flags, ...) Narrow{__VA_ARGS__},
 #include "core/cpu/instruction_sets.inc"
 };
 
@@ -76,6 +96,7 @@ const NativeDepthwise* native_depthwise() { return in_use().depthwise.kernels; }
 const NativeWinograd* native_winograd() { return in_use().winograd.kernels; }
 const RowKernels& row_kernels() { return *in_use().rows.kernels; }
 const ElementKernels& element_kernels() { return *in_use().elementwise.kernels; }
+const NativeNarrow& native_narrow() { return *kNarrow[static_cast<int>(isa())].narrow.kernels; }
 const RealKernels& real_kernels() { return *in_use().reals.kernels; }
 
 }  // namespace octet

@@ -2,6 +2,7 @@
 #include <torch/library.h>
 
 #include "core/cpu/isa.h"
+#include "core/gemm/native_narrow.h"
 #include "torch/libraries.h"
 #include "torch/packed.h"
 
@@ -11,7 +12,9 @@ namespace {
 std::string isa_op() { return isa_name(isa()); }
 std::string why_not_op(c10::string_view backend) { return library(backend).why_not(); }
 std::string default_backend_op() { return library("").name; }
-std::string route_op(const at::Tensor& q_weight, c10::string_view backend) { return packed(q_weight, backend)->route(); }
+std::string route_op(const at::Tensor& q_weight, c10::string_view backend) {
+  return q_weight.scalar_type() == at::kByte ? native_narrow().route : packed(q_weight, backend)->route();
+}
 
 }  // namespace
 

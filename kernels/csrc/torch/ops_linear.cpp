@@ -17,11 +17,10 @@ namespace {
 Tensor linear_dynamic_op(const Tensor& x, const Tensor& q_weight, const Tensor& scale, const OptionalTensor& bias,
                          const OptionalTensor& columns, int64_t activation_bits, bool per_row, bool relu,
                          c10::string_view backend) {
-  const auto gemm = packed(q_weight, backend);
+  const auto [gemm, weight_scale] = packed_weight(q_weight, scale, "scale", backend);
   check_features(x, *gemm);
   check_bits(activation_bits);
   const Tensor input = checked(x, at::kFloat, "input");
-  const Tensor weight_scale = vector(scale, gemm->n(), "scale");
   const Tensor real_bias = vector(bias, gemm->n(), "bias"), factors = vector(columns, gemm->k(), "columns");
   const Linear layer{gemm.get(),          data<float>(weight_scale), data<float>(real_bias), data<float>(factors),
                      static_cast<int>(activation_bits), per_row,    relu};

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <functional>
 #include <string>
+#include <tuple>
 #include <vector>
 
 #include "core/rnn/rnn.h"
@@ -66,18 +67,24 @@ struct RnnCall {
   int64_t width() const { return hidden_gemm->n(); }
 };
 
+std::tuple<std::shared_ptr<const PackedGemm>, Tensor> operands(const Tensor& q_weight, const Tensor& scale, const char* name,
+                                                               const RnnOperands& given) {
+  const Weight weight = packed_weight(q_weight, scale, name, given.backend);
+  return {weight.gemm, weight.scale};
+}
+
 void take_projection(RnnCall& call, const RnnOperands& given) {
   const int64_t hidden = call.layer.hidden, state = call.layer.state;
   if (!given.q_weight_hr || !given.q_weight_hr->defined()) {
     TORCH_CHECK_VALUE(state == hidden, "h has ", state, " features and the gates ", hidden, ", with no projection");
     return;
   }
-  call.projection_gemm = packed(*given.q_weight_hr, given.backend);
+  TORCH_CHECK_VALUE(given.scale_hr && given.scale_hr->defined(), "q_weight_hr is given without scale_hr, expected shape (",
+                    state, ",)");
+  std::tie(call.projection_gemm, call.scale_hr) = operands(*given.q_weight_hr, *given.scale_hr, "scale_hr", given);
   TORCH_CHECK_VALUE(call.projection_gemm->k() == hidden && call.projection_gemm->n() == state, "q_weight_hr has shape ",
                     given.q_weight_hr->sizes(), ", expected (", state, ", ", hidden, ")");
   TORCH_CHECK_VALUE(call.layer.kind->projects, "mode '", given.mode, "' has no projection, expected no q_weight_hr");
-  call.scale_hr = vector(given.scale_hr, state, "scale_hr");
-  TORCH_CHECK_VALUE(call.scale_hr.defined(), "q_weight_hr is given without scale_hr, expected shape (", state, ",)");
   call.projection = {call.projection_gemm.get(), data<float>(call.scale_hr), nullptr, nullptr, 8, true, false};
 }
 
@@ -114,19 +121,18 @@ void take_states(RnnCall& call, const RnnOperands& given) {
 // Fills `call`, which must not move afterwards: its layer points into it.
 void rnn_call(RnnCall& call, const RnnOperands& given) {
   const CellKind& kind = kind_of(given.mode);
-  call.input_gemm = packed(given.q_weight_ih, given.backend);
-  call.hidden_gemm = packed(given.q_weight_hh, given.backend);
-  const int64_t gates = kind.gates, width = call.width();
-  TORCH_CHECK_VALUE(width % gates == 0 && call.input_gemm->n() == width, "q_weight_ih has ", call.input_gemm->n(),
-                    " rows and q_weight_hh ", width, ", expected the same multiple of ", gates);
+  const int64_t gates = kind.gates, width = given.q_weight_hh.dim() ? given.q_weight_hh.size(0) : 0;
+  TORCH_CHECK_VALUE(width % gates == 0 && given.q_weight_ih.dim() && given.q_weight_ih.size(0) == width, "q_weight_ih has shape ",
+                    given.q_weight_ih.sizes(), " and q_weight_hh ", given.q_weight_hh.sizes(),
+                    ", expected rows of both that are the same multiple of ", gates);
+  std::tie(call.input_gemm, call.scale_ih) = operands(given.q_weight_ih, given.scale_ih, "scale_ih", given);
+  std::tie(call.hidden_gemm, call.scale_hh) = operands(given.q_weight_hh, given.scale_hh, "scale_hh", given);
   check_features(given.input, *call.input_gemm);
   call.layer.kind = &kind;
   call.layer.hidden = width / gates;
   call.layer.state = call.hidden_gemm->k();
   call.sizes = step_sizes(given.input, given.batch_sizes);
   take_states(call, given);
-  call.scale_ih = vector(given.scale_ih, width, "scale_ih");
-  call.scale_hh = vector(given.scale_hh, width, "scale_hh");
   call.input_bias = vector(given.bias_ih, width, "bias_ih");
   call.hidden_bias = vector(given.bias_hh, width, "bias_hh");
   if (kind.sums_biases && call.hidden_bias.defined()) {
@@ -181,6 +187,7 @@ std::tuple<Tensor, Tensor, Tensor> rnn_layer_static_op(
   RnnCall call;
   rnn_call(call, {input, batch_sizes, h, c, q_weight_ih, scale_ih, q_weight_hh, scale_hh, bias_ih, bias_hh, q_weight_hr,
                   scale_hr, mode, reverse, backend});
+  TORCH_CHECK_VALUE(call.scale_ih.defined(), "scale_ih has scales by group, which a static recurrent layer has no kernel for");
   const RowRange state_range{static_cast<float>(h_scale), static_cast<int32_t>(h_zero_point)};
   const RowRange projection_range{static_cast<float>(m_scale), static_cast<int32_t>(m_zero_point)};
   call.layer.state_range = &state_range;

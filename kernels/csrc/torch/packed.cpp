@@ -10,14 +10,16 @@
 #include <span>
 #include <unordered_map>
 
+#include "core/gemm/narrow_gemm.h"
 #include "torch/at_fork.h"
 #include "torch/libraries.h"
+#include "torch/operands.h"
 
 namespace octet {
 namespace {
 
 // Packed forms other than a Library's PackedGemm; only the addresses matter.
-const char kDepthwise = 0, kWinograd = 0;
+const char kDepthwise = 0, kWinograd = 0, kNarrow = 0;
 
 struct Key {
   const c10::StorageImpl* storage;
@@ -27,9 +29,10 @@ struct Key {
   // Two views of one weight may differ in nothing but these: a square matrix and its transpose.
   // Not vectors, whose memory would cost a small layer 0.1 us a call.
   c10::DimVector sizes, strides;
+  const void* scales = nullptr;  // of a narrow weight, which are packed too
   bool operator==(const Key& other) const {
     return storage == other.storage && data == other.data && form == other.form && n == other.n && k == other.k &&
-           sizes == other.sizes && strides == other.strides;
+           sizes == other.sizes && strides == other.strides && scales == other.scales;
   }
 };
 
@@ -78,11 +81,12 @@ namespace {
 // The result of `pack()` for n * k weights at `data` in `owner`, computed once for each version of the weights.
 template <class Packed, class Pack>
 std::shared_ptr<const Packed> find_or_make(const at::Tensor& owner, const void* data, int64_t n, int64_t k,
-                                           const void* form, Pack pack) {
+                                           const void* form, Pack pack, const at::Tensor& scales = {}) {
   const c10::Storage& storage = owner.storage();
   const Key key{storage.unsafeGetStorageImpl(), data, form, n, k, c10::DimVector(owner.sizes()),
-                c10::DimVector(owner.strides())};
-  const uint32_t version = version_of(owner);
+                c10::DimVector(owner.strides()), scales.defined() ? scales.const_data_ptr() : nullptr};
+  // A write to either moves the sum, which two writes bring back after 2**16 of one alone.
+  const uint32_t version = version_of(owner) + (scales.defined() ? version_of(scales) << 16 : 0);
   Cache& known = cache();
   {
     std::shared_lock lock(known.mutex);
@@ -115,6 +119,33 @@ std::shared_ptr<const PackedGemm> packed(const at::Tensor& weight, c10::string_v
                     "q_weight must be contiguous int8 of shape (N, K), got ", weight.scalar_type(), " ", weight.sizes());
   return find_or_pack(weight, weight.const_data_ptr(), weight.size(0), weight.size(1), backend,
                       [&] { return std::span(weight.const_data_ptr<int8_t>(), weight.numel()); });
+}
+
+Weight packed_weight(const at::Tensor& weight, const at::Tensor& scale, const char* name, c10::string_view backend) {
+  if (weight.scalar_type() != at::kByte) {
+    const auto gemm = packed(weight, backend);
+    return {gemm, vector(scale, gemm->n(), name)};
+  }
+  TORCH_CHECK_VALUE(weight.dim() == 3 && weight.is_contiguous() && weight.size(1) >= 2 && weight.size(1) <= 4 &&
+                        weight.size(2) > 0 && weight.size(2) % 4 == 0,
+                    "q_weight must be contiguous uint8 of shape (N, 2 to 4 bits, K / 8) with K a multiple of 32, got ",
+                    weight.sizes());
+  NarrowSource source{weight.const_data_ptr<uint8_t>(), weight.size(0), weight.size(2) * 8, static_cast<int>(weight.size(1))};
+  const Tensor own = scale.dim() == 1 ? vector(scale, source.n, name) : Tensor();
+  if (!own.defined()) {
+    const auto type = scale.scalar_type();
+    TORCH_CHECK_TYPE(type == at::kHalf || type == at::kFloat, name, " is ", type, ", expected float16 or float32");
+    const bool fits = (scale.dim() == 2 || (scale.dim() == 3 && scale.size(2) == 2)) && scale.size(0) == source.n &&
+                      scale.size(1) > 0 && source.k % (scale.size(1) * 32) == 0 && scale.is_contiguous();
+    TORCH_CHECK_VALUE(fits, name, " has shape ", scale.sizes(), ", expected (", source.n, ", groups) of 32 inputs or a multiple, ",
+                      "with no or 2 values a group, for ", source.k, " inputs");
+    source.groups = scale.size(1), source.scales = scale.const_data_ptr();
+    source.half_scales = type == at::kHalf, source.zero_points = scale.dim() == 3;
+  }
+  const auto gemm = find_or_make<PackedGemm>(
+      weight, source.bytes, source.n, source.k, &kNarrow,
+      [&] { return std::shared_ptr<const PackedGemm>(pack_narrow(source)); }, own.defined() ? Tensor() : scale);
+  return {gemm, own};
 }
 
 std::shared_ptr<const PackedGemm> packed_conv(const at::Tensor& weight, int64_t group, int64_t groups,

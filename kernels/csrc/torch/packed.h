@@ -22,7 +22,16 @@ namespace octet {
 // weight: int8 (n, k), contiguous, on the CPU. backend: "native", "fbgemm" or "qnnpack"; "" is the default here.
 std::shared_ptr<const PackedGemm> packed(const at::Tensor& weight, c10::string_view backend);
 
-// The same for group `group` of `groups` of a convolution's weight, int8 (out, channels / groups, *kernel): packed as
+// A weight of a layer, as bytes or narrow (kernels/narrow.py), and its scale: undefined where the weight has scales by group, and
+// then `gemm` is a GroupedGemm.
+struct Weight {
+  std::shared_ptr<const PackedGemm> gemm;
+  at::Tensor scale;
+};
+// A narrow weight is multiplied by our own kernels whatever the backend.
+Weight packed_weight(const at::Tensor& weight, const at::Tensor& scale, const char* name, c10::string_view backend);
+
+// As `packed`, for group `group` of `groups` of a convolution's weight, int8 (out, channels / groups, *kernel): packed as
 // (out / groups, ConvShape::k()), the channels last, as the gathered rows of activations have them.
 std::shared_ptr<const PackedGemm> packed_conv(const at::Tensor& weight, int64_t group, int64_t groups,
                                               c10::string_view backend);

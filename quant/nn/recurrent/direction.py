@@ -3,6 +3,7 @@
 The input projection is one product outside the time loop, and the loop itself runs in the kernel.
 """
 
+import dataclasses
 from functools import partial
 from typing import Any
 
@@ -11,7 +12,7 @@ from torch import Tensor, nn
 
 from quant.kernels import Backend, dispatch
 from quant.kernels.recurrent.kind import RecurrentKind
-from quant.nn.base import QuantizedWeight, as_float32
+from quant.nn.base import QuantizedWeight, as_float32, check_groups
 from quant.recipe import QConfig
 from quant.recurrent_layers import Tensors
 from quant.runtime.layers.quant_module import REFUSALS
@@ -47,7 +48,8 @@ class Direction(Int8Direction):
     ) -> None:
         inputs = (QuantizedWeight.in_two_terms if fine_input else QuantizedWeight.of)(tensors.weight_ih, qconfig)
         # The state is quantised per row and, but for ReLU, lies in (-1, 1): 8 bits hold it.
-        state = QConfig(weight_bits=qconfig.weight_bits, per_channel=qconfig.per_channel, activation_bits=8)
+        state = dataclasses.replace(qconfig, activation_bits=8)
+        check_groups(tensors.weight_hh.shape[1], state)
         hidden = QuantizedWeight.of(tensors.weight_hh, state)
         projection = None if tensors.weight_hr is None else QuantizedWeight.of(tensors.weight_hr, state)
         held = Int8Tensors(

@@ -10,6 +10,8 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
+from quant.kernels import narrow
+
 HALVES = (torch.bfloat16, torch.float16)
 """Float types of a model besides float32."""
 
@@ -36,6 +38,11 @@ class QuantModule(nn.Module):
     """Of a module of one input: a method that gives its operation in a plan (`kernels/reference_plan.py`), and the
     settings but for `x`; a tensor among them becomes a constant."""
 
+    def can_plan(self) -> bool:
+        """Whether it has an operation in a plan now; one of a narrow weight has none."""
+        narrow_weights = (one for name, one in self._buffers.items() if name.startswith("q_weight") and one is not None)
+        return self.planned is not None and not any(map(narrow.is_narrow, narrow_weights))
+
     kept_in_files: ClassVar[tuple[str, ...]] = ()
     layer_name: str
     backend: str
@@ -52,10 +59,13 @@ class QuantModule(nn.Module):
         for child in self.children() if recurse else ():
             child._apply(fn)
 
+        scales = {id(one) for name, one in self._buffers.items() if name.startswith("scale")}
+
         def keep(tensor: Tensor) -> Tensor:
             moved = fn(tensor)
             halved = moved.dtype in HALVES and tensor.dtype == torch.float32
-            return tensor.to(moved.device) if halved else moved
+            stored = id(tensor) in scales and tensor.dtype == torch.float16  # of a narrow weight
+            return tensor.to(moved.device) if halved or stored else moved
 
         wanted = fn(torch.empty(0)).dtype
         if wanted in (torch.float32, *HALVES):
@@ -72,7 +82,35 @@ class QuantModule(nn.Module):
             if (loaded is None) != (self._buffers[columns] is None):
                 self._buffers[columns] = None if loaded is None else torch.empty_like(loaded)
                 self.activation_bits = 8 if loaded is None else 16
+        for name, q_weight in self._buffers.items():
+            scale = name.replace("q_weight", "scale")
+            if (
+                q_weight is not None
+                and name.startswith("q_weight")
+                and {prefix + name, prefix + scale} <= set(state_dict)
+            ):
+                self._fit(name, scale, state_dict, prefix)
         super()._load_from_state_dict(state_dict, prefix, *rest, **named)
+
+    @torch.jit.unused
+    def _fit(self, name: str, scale: str, state_dict: Any, prefix: str) -> None:
+        """Check that a loaded weight is stored as this one; one of bytes, as older versions stored it, is made so."""
+        own, own_scale = self._buffers[name], self._buffers[scale]
+        loaded, loaded_scale = state_dict[prefix + name], state_dict[prefix + scale]
+        if own is None or own_scale is None or not (narrow.is_narrow(own) or narrow.is_narrow(loaded)):
+            return
+        if loaded.dtype == torch.int8 and loaded.dim() == 2 and own_scale.dim() == 1:
+            middle = 2 ** (own.shape[1] - 1)
+            if loaded.shape == (own.shape[0], narrow.columns_of(own)) and int(loaded.abs().max()) < middle:
+                state_dict[prefix + name] = loaded = narrow.pack(loaded + middle, own.shape[1])
+        if loaded.shape != own.shape or loaded_scale.shape != own_scale.shape:
+            raise ValueError(
+                f"layer {self.layer_name or prefix[:-1] or '(root)'!r} ({type(self).__name__}): {name} is "
+                f"{narrow.described(own, own_scale)}, in the state_dict {narrow.described(loaded, loaded_scale)}; "
+                "quantise the model by the recipe that the state_dict was made with, or load a file of quant.save, "
+                "which says it, by quant.load"
+            )
+        self._buffers[scale] = own_scale.to(loaded_scale.dtype)
 
     def _named(self, error: Exception) -> Exception:
         """The error with the layer's name in front of its message."""
@@ -90,8 +128,11 @@ def frozen(parameter: Tensor | None) -> nn.Parameter | None:
 
 
 def dequantize_weight(q_weight: Tensor, scale: Tensor, columns: Tensor | None, terms: int = 1) -> Tensor:
-    """The float32 weight (N, K) of an int8 weight (N, terms * K)."""
-    weight = q_weight.to(torch.float32) * scale.unsqueeze(1)
+    """The float32 weight (N, K) of an int8 weight (N, terms * K), or of a narrow one (`quant.kernels.narrow`)."""
+    if q_weight.dtype == torch.uint8:
+        weight = narrow.dequantize(q_weight, scale)
+    else:
+        weight = q_weight.to(torch.float32) * scale.unsqueeze(1)
     if columns is not None:
         weight = weight * columns
     return weight if terms == 1 else torch.stack(weight.chunk(terms, dim=1)).sum(dim=0)

@@ -5,6 +5,8 @@
 #include <stdexcept>
 #include <string>
 
+#include "core/gemm/narrow_gemm.h"
+#include "core/gemm/word_rows.h"
 #include "core/gemm/workspace.h"
 
 namespace octet {
@@ -98,6 +100,37 @@ void products_to_reals(const PackedGemm& gemm, const QuantizedRows& rows, const 
   }
 }
 
+// The same over a weight whose scales are by group (equation 11).
+void groups_to_reals(const GroupedGemm& gemm, const QuantizedRows& rows, const float* bias, bool relu, float* y,
+                     int64_t threads) {
+  thread_local Scratch<float> reals, reals_low;
+  thread_local Scratch<int32_t> zeros, zeros_low;
+  thread_local RealsAsSums as_sums;
+  const int64_t n = gemm.n();
+  float* const high = reals.get(rows.m * n);
+  float* const low = rows.q_low ? reals_low.get(rows.m * n) : nullptr;
+  int32_t* const zero = zeros.get(rows.m);
+  int32_t* const zero_low = zeros_low.get(rows.m);
+  for (int64_t i = 0; i < rows.m; ++i) {
+    const int32_t whole = rows.ranges[i * rows.next_range].zero_point;
+    zero[i] = rows.q_low ? whole >> 8 : whole;
+    zero_low[i] = whole & 255;
+  }
+  each_thread(threads, [&](int64_t thread) {
+    const int one = static_cast<int>(thread), all = static_cast<int>(threads);
+    gemm.run_reals(rows.q, rows.ld, rows.m, zero, high, n, one, all, false);
+    if (low) gemm.run_reals(rows.q_low, rows.ld, rows.m, zero_low, low, n, one, all, false);
+  });
+  const int32_t* const sums = as_sums.sums(n);
+  for (int64_t i = 0; i < rows.m; ++i) {
+    float* const row = high + i * n;
+    if (low)
+      for (int64_t j = 0; j < n; ++j) row[j] = row[j] * 256.0f + low[i * n + j];
+    row_kernels().dequantize_sums(sums, nullptr, {rows.ranges[i * rows.next_range].scale, 0}, as_sums.channels(n, row, bias),
+                                  relu, y + i * n);
+  }
+}
+
 }  // namespace
 
 RowRange range_of(const float* x, const float* columns, int64_t k, int top) {
@@ -118,8 +151,11 @@ void linear_rows(const Linear& layer, const RowRange* shared, const float* x, in
     ranges[i] = shared ? *shared : range_of(x + i * ldx, layer.columns, k, top);
     kernels.quantize(x + i * ldx, layer.columns, k, ranges[i], top, q + i * ldq, q_low ? q_low + i * ldq : nullptr);
   }
+  const QuantizedRows rows{q, q_low, ldq, m, ranges, 1};
+  if (const GroupedGemm* const groups = groups_of(*layer.gemm, layer.scale))
+    return groups_to_reals(*groups, rows, layer.bias, layer.relu, y, threads);
   const Channels channels{n, layer.gemm->row_sums(), layer.scale, layer.bias};
-  products_to_reals(*layer.gemm, {q, q_low, ldq, m, ranges, 1}, channels, layer.relu, y, threads, space);
+  products_to_reals(*layer.gemm, rows, channels, layer.relu, y, threads, space);
 }
 
 Workspace& workspace(int level) {
@@ -193,12 +229,18 @@ void linear_dynamic(const Linear& layer, const float* x, int64_t ldx, int64_t m,
 void linear_direct(const PackedGemm& gemm, const uint8_t* q_x, int64_t m, const Requantize& by,
                    const StaticOutput& output) {
   const int64_t k = gemm.k(), n = gemm.n(), block = std::max(kRowBlock, kCachedRows / k / kRowBlock * kRowBlock);
-  const bool wide = outputs_are_shared(gemm, m * n * k);
+  const bool wide = outputs_are_shared(gemm, m * n * k), lie_there = k % 4 == 0;
   each_share(m, m * n * k, block, wide, [&](int64_t first, int64_t rows, int part, int parts) {
+    const uint8_t* x = q_x + first * k;
+    if (!lie_there) {
+      uint8_t* const own = workspace().q.get(rows * word_row(k));
+      copy_to_words(x, k, rows, own);
+      x = own;
+    }
     if (output.reals)
-      gemm.run_f32(q_x + first * k, k, rows, by, output.reals + first * n, n, part, parts);
+      gemm.run_f32(x, word_row(k), rows, by, output.reals + first * n, n, part, parts);
     else
-      gemm.run_u8(q_x + first * k, k, rows, by, output.quantized + first * n, n, part, parts);
+      gemm.run_u8(x, word_row(k), rows, by, output.quantized + first * n, n, part, parts);
   });
 }
 
@@ -206,8 +248,7 @@ void linear_static(const PackedGemm& gemm, const uint8_t* q_x, int32_t zero_poin
                    const StaticOutput& output) {
   const int64_t k = gemm.k(), n = gemm.n(), ldq = padded_row(k);
   if (m == 0) return;
-  // Rows whose length is a multiple of 4 are read to their end and no further, so as they lie.
-  if (!output.sums && gemm.requantizes() && k > 0 && k % 4 == 0)
+  if (!output.sums && gemm.requantizes() && k > 0)
     return linear_direct(gemm, q_x, m, requantize_of(output, n, zero_point, gemm.row_sums(), bias), output);
   each_block(m, m * n * k, [&](int64_t first, int64_t rows, int64_t threads) {
     Workspace& space = workspace();

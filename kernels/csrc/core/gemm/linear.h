@@ -11,7 +11,7 @@ namespace octet {
 
 struct Linear {
   const PackedGemm* gemm;
-  const float* scale;    // (n,), of the weight
+  const float* scale;    // (n,), of the weight; null of a GroupedGemm
   const float* bias;     // (n,) or null
   const float* columns;  // (k,) or null: x is multiplied by it before it is quantised
   int bits;              // 8 or 16, of the activations

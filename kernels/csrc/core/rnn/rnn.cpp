@@ -4,6 +4,7 @@
 #include <vector>
 
 #include "core/cpu/team.h"
+#include "core/gemm/narrow_gemm.h"
 #include "core/gemm/workspace.h"
 
 namespace octet {
@@ -50,6 +51,8 @@ class RowsOfMember {
     float* after;      // those of a step, where no output keeps them as floats
     float* unprojected;
     int32_t *sums, *projection_sums;
+    float *reals, *projection_reals;  // in their place, of a weight with scales by group
+    const GroupedGemm *groups, *projection_groups;
   };
 
   RowsOfMember(const RnnLayer& layer, const Sequence& sequence, int64_t first, int64_t last, const Shared& shared,
@@ -90,12 +93,13 @@ class RowsOfMember {
     float* const after = sequence_.y.reals ? sequence_.y.reals + row0 * state : shared_.after;
     quantize(before, state, layer_.state_range, rows);
     multiply(rows, turn);
-    const Channels channels{width, layer_.hh->row_sums(), layer_.scale_hh, layer_.bias_hh};
-    for (int64_t b = 0; b < rows; ++b)
-      layer_.kind->step(sequence_.input + (row0 + b) * width, shared_.sums + b * width, ranges_[b], channels, hidden,
+    for (int64_t b = 0; b < rows; ++b) {
+      const Products products = products_of(*layer_.hh, layer_.scale_hh, layer_.bias_hh, shared_.sums, shared_.reals, b, {0, width});
+      layer_.kind->step(sequence_.input + (row0 + b) * width, products.sums, products.range, products.channels, hidden,
                         {units_.begin, units_.end}, before + b * state,
                         sequence_.c ? sequence_.c + (first_ + b) * hidden : nullptr,
                         layer_.projection ? shared_.unprojected + b * hidden : after + b * state);
+    }
     if (layer_.projection) project(rows, after);
     for (int64_t b = 0; b < rows; ++b) leave(after + b * state, b, next, row0 + b);
     member_.wait();
@@ -110,33 +114,64 @@ class RowsOfMember {
   }
 
   void multiply(int64_t rows, int64_t turn) {
-    // Forwards and backwards in turn. A weight that is larger than the L2 cache is evicted in the order that it was read
-    // in: a step that began where the last one did would find none of it.
-    const auto product = turn ? &PackedGemm::run_backwards : &PackedGemm::run;
     const int thread = static_cast<int>(member_.thread), threads = static_cast<int>(member_.threads);
     if (!whole_gates_) {
-      (layer_.hh->*product)(q_, ld_, rows, shared_.sums, layer_.hh->n(), thread, threads);
+      multiply_part(rows, turn, thread, threads);
       return member_.wait();
     }
     const int gates = static_cast<int>(layer_.kind->gates);
     for (int i = 0; i < gates; ++i) {
       const int gate = turn ? gates - 1 - i : i;
-      (layer_.hh->*product)(q_, ld_, rows, shared_.sums, layer_.hh->n(), gate * threads + thread, gates * threads);
+      multiply_part(rows, turn, gate * threads + thread, gates * threads);
     }
+  }
+
+  void multiply_part(int64_t rows, int64_t turn, int part, int parts) {
+    // Forwards and backwards in turn. A weight that is larger than the L2 cache is evicted in the order that it was read
+    // in: a step that began where the last one did would find none of it.
+    const int64_t width = layer_.hh->n();
+    if (shared_.groups)
+      return shared_.groups->run_reals(q_, ld_, rows, zero_points(rows), shared_.reals, width, part, parts, turn);
+    const auto product = turn ? &PackedGemm::run_backwards : &PackedGemm::run;
+    (layer_.hh->*product)(q_, ld_, rows, shared_.sums, width, part, parts);
+  }
+
+  const int32_t* zero_points(int64_t rows) {
+    int32_t* const out = zero_points_.get(rows);
+    for (int64_t b = 0; b < rows; ++b) out[b] = ranges_[b].zero_point;
+    return out;
+  }
+
+  // The products of row b, [part.begin, part.end) of its outputs, for what brings sums to reals.
+  struct Products {
+    const int32_t* sums;
+    RowRange range;
+    Channels channels;
+  };
+  Products products_of(const PackedGemm& gemm, const float* scale, const float* bias, const int32_t* sums, const float* reals,
+                       int64_t b, Part part) {
+    const int64_t n = gemm.n(), begin = part.begin;
+    if (reals)
+      return {as_sums_.sums(part.size()), {ranges_[b].scale, 0}, as_sums_.channels(part.size(), reals + b * n + begin, bias)};
+    return {sums + b * n + begin, ranges_[b], {part.size(), gemm.row_sums() + begin, scale + begin, bias}};
   }
 
   void project(int64_t rows, float* after) {
     const Linear& projection = *layer_.projection;
     member_.wait();
     quantize(shared_.unprojected, layer_.hidden, layer_.projection_range, rows);
-    projection.gemm->run(q_, ld_, rows, shared_.projection_sums, layer_.state, static_cast<int>(member_.thread),
-                         static_cast<int>(member_.threads));
+    const int thread = static_cast<int>(member_.thread), threads = static_cast<int>(member_.threads);
+    if (!shared_.projection_groups)
+      projection.gemm->run(q_, ld_, rows, shared_.projection_sums, layer_.state, thread, threads);
+    else
+      shared_.projection_groups->run_reals(q_, ld_, rows, zero_points(rows), shared_.projection_reals, layer_.state, thread, threads, false);
     member_.wait();
-    const Channels channels{states_.size(), projection.gemm->row_sums() + states_.begin, projection.scale + states_.begin,
-                            nullptr};
-    for (int64_t b = 0; b < rows; ++b)
-      row_kernels().dequantize_sums(shared_.projection_sums + b * layer_.state + states_.begin, nullptr, ranges_[b], channels,
-                                    false, after + b * layer_.state + states_.begin);
+    for (int64_t b = 0; b < rows; ++b) {
+      const Products products = products_of(*projection.gemm, projection.scale, nullptr, shared_.projection_sums,
+                                            shared_.projection_reals, b, states_);
+      row_kernels().dequantize_sums(products.sums, nullptr, products.range, products.channels, false,
+                                    after + b * layer_.state + states_.begin);
+    }
   }
 
   // This member's states of row b, which is `row` of the output.
@@ -160,17 +195,29 @@ class RowsOfMember {
   int64_t ld_;
   uint8_t* q_;
   RowRange* ranges_;
+  RealsAsSums as_sums_;
+  Scratch<int32_t> zero_points_;
 };
 
 // Rows [first, last), of which nothing is shared with other rows, by up to `threads` threads.
 void run_rows(const RnnLayer& layer, const Sequence& sequence, int64_t first, int64_t last, int64_t threads) {
   Workspace& space = workspace();
-  const int64_t rows = last - first, states = rows * layer.state;
+  const int64_t rows = last - first, states = rows * layer.state, products = rows * layer.hh->n();
+  const GroupedGemm* const groups = groups_of(*layer.hh, layer.scale_hh);
+  const GroupedGemm* const projection_groups = layer.projection ? groups_of(*layer.projection->gemm, layer.projection->scale) : nullptr;
   float* const unprojected = space.hidden.get(rows * layer.hidden + (threads > 1 ? 3 : 1) * states);
   float* const after = unprojected + rows * layer.hidden;
   float* const initial = sequence.h + first * layer.state;
-  RowsOfMember::Shared shared{{initial, initial}, after, unprojected, space.sums.get(rows * layer.hh->n()),
-                              layer.projection ? workspace(1).sums.get(states) : nullptr};
+  Scratch<float> projected;
+  RowsOfMember::Shared shared{{initial, initial},
+                              after,
+                              unprojected,
+                              groups ? nullptr : space.sums.get(products),
+                              layer.projection && !projection_groups ? workspace(1).sums.get(states) : nullptr,
+                              groups ? workspace(1).hidden.get(products) : nullptr,
+                              projection_groups ? projected.get(states) : nullptr,
+                              groups,
+                              projection_groups};
   if (threads > 1)
     for (int turn = 0; turn < 2; ++turn) {
       shared.states[turn] = after + (1 + turn) * states;

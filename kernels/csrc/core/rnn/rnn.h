@@ -16,7 +16,7 @@ struct RnnLayer {
   int64_t hidden;        // of the gates
   int64_t state;         // of h: hidden, or the projection's size
   const PackedGemm* hh;  // (gates * hidden, state)
-  const float* scale_hh;
+  const float* scale_hh;     // null of a GroupedGemm
   const float* bias_hh;      // null for a kind that sums biases, which has it in the input projection
   const Linear* projection;  // of what a step gives, or null
   bool reverse;

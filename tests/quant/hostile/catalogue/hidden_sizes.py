@@ -279,3 +279,55 @@ class CallersCount(TwoLayers):
     def forward(self, x: Tensor, count: int) -> Tensor:
         y = self.first(x).relu()
         return self.last(torch.stack([y[i] for i in range(0, min(count, 24), 2)]))
+
+
+def few_steps(batch: int, length: int, index: int) -> Inputs:
+    return (uniform(4, {101: 3, 102: 13, 103: 41}.get(index, 5), WIDTH),)
+
+
+@case("windows of twelve by range with a step, which is an attribute", few_steps)
+class WideWindows(TwoLayers):
+    window = 12
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.first(x).relu()
+        parts = [y[:, i : i + self.window].mean(1) for i in range(0, x.shape[1], self.window)]
+        return self.last(torch.stack(parts, 1))
+
+
+@case("windows of a computed length by range with a step", few_steps)
+class ComputedWindows(TwoLayers):
+    def forward(self, x: Tensor) -> Tensor:
+        y, window = self.first(x).relu(), self.last.in_features // 3
+        return self.last(torch.stack([y[:, i : i + window].mean(1) for i in range(0, x.shape[1], window)], 1))
+
+
+@case("a loop over the steps behind a branch on whether their number is even", odd_steps)
+class LoopBehindParity(TwoLayers):
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.first(x[:, ::2])
+        if y.shape[1] % 2:
+            y = F.pad(y, (0, 0, 0, 1))
+        y = y.relu()[:, ::4]
+        return self.last(torch.stack([y[:, i] for i in range(y.shape[1])], 1))
+
+
+@case("a loop over the steps behind a branch on their number modulo three", odd_steps)
+class LoopBehindThirds(TwoLayers):
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.first(x)
+        if x.shape[1] % 3 == 0:
+            y = y * 0.5
+        y = y.relu()[:, ::4]
+        return self.last(torch.stack([y[:, i] for i in range(y.shape[1])], 1))
+
+
+def as_many_steps_as_features(batch: int, length: int, index: int) -> Inputs:
+    return (uniform(4, {101: 9, 102: 17, 103: 30}.get(index, WIDTH), WIDTH),)
+
+
+@case("a loop over as many steps as there are features", as_many_steps_as_features)
+class AsManySteps(TwoLayers):
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.first(x)
+        return self.last(torch.stack([y[:, i].relu() for i in range(x.shape[1])], 1).cumsum(1) / 8)

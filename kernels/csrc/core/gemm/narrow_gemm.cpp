@@ -1,0 +1,180 @@
+#include "core/gemm/narrow_gemm.h"
+
+#include <algorithm>
+#include <cstring>
+#include <stdexcept>
+#include <vector>
+
+#include "core/gemm/native_narrow.h"
+
+namespace octet {
+namespace {
+
+int64_t panels_of(int64_t n) { return (n + kNarrowPanel - 1) / kNarrowPanel; }
+
+// The integer of one weight, as it is stored (kernels/narrow.py).
+int stored(const NarrowSource& source, int64_t output, int64_t input) {
+  const int bits = source.bits;
+  const int64_t whole = source.n / kNarrowPanel * kNarrowPanel, panel_bytes = kNarrowPanel * source.k * bits / 8;
+  const int64_t beside = output < whole ? kNarrowPanel : source.n - whole;
+  const int i = static_cast<int>(input % kNarrowBlock), j = i % 4;
+  const uint8_t* const block = source.bytes + output / kNarrowPanel * panel_bytes + input / kNarrowBlock * bits * beside * 4;
+  const auto byte = [&](int vector) { return block[(vector * beside + output % kNarrowPanel) * 4 + j]; };
+  if (bits == 4) return byte(i / 8) >> i / 4 % 2 * 4 & 15;
+  const int low = byte(i / 16) >> i / 4 % 4 * 2 & 3;
+  return bits == 2 ? low : low | (byte(2) >> i / 4 & 1) << 2;
+}
+
+// The weight as bytes around 0, for the sums of its rows.
+std::vector<int8_t> centred_bytes(const NarrowSource& source) {
+  std::vector<int8_t> weight(source.n * source.k);
+  for (int64_t j = 0; j < static_cast<int64_t>(weight.size()); ++j)
+    weight[j] = static_cast<int8_t>(stored(source, j / source.k, j % source.k) - (1 << (source.bits - 1)));
+  return weight;
+}
+
+// The last panel, where it is not whole, as if it had 16 outputs.
+std::vector<uint8_t> filled_tail(const NarrowSource& source) {
+  const int64_t left = source.n % kNarrowPanel, vectors = source.k / kNarrowBlock * source.bits;
+  if (left == 0) return {};
+  std::vector<uint8_t> tail(vectors * kNarrowPanel * 4);
+  const uint8_t* const from = source.bytes + (source.n - left) * source.k * source.bits / 8;
+  for (int64_t v = 0; v < vectors; ++v) std::memcpy(tail.data() + v * kNarrowPanel * 4, from + v * left * 4, left * 4);
+  return tail;
+}
+
+float real_of_half(uint16_t half) {
+  float real;
+  const uint32_t bits = static_cast<uint32_t>(half & 0x7fff) << 13;
+  std::memcpy(&real, &bits, sizeof real);
+  return (half & 0x8000 ? -real : real) * 0x1p112f;
+}
+
+// Activations of a call less 128, and the sums of their groups.
+NarrowRows prepared(const uint8_t* x, int64_t ldx, int64_t m, int64_t k, int64_t group, const int32_t* zero_points) {
+  thread_local Scratch<int8_t> rows;
+  thread_local Scratch<int32_t> sums, zeros;
+  const int64_t groups = k / group;
+  // Neighbouring rows in other sets of the L1 cache, which a power of two would not give.
+  const int64_t ld = k + 64;
+  int8_t* const centred = rows.get(m * ld);
+  int32_t* const of_groups = sums.get(m * groups);
+  int32_t* const less = zeros.get(m);
+  for (int64_t i = 0; i < m; ++i) {
+    native_narrow().prepare(x + i * ldx, k, group, centred + i * ld, of_groups + i * groups);
+    less[i] = zero_points ? zero_points[i] - 128 : 0;
+  }
+  return {centred, ld, m, of_groups, less};
+}
+
+// The units of a thread, and the output that begins them.
+int64_t first_unit(int64_t n, int64_t thread, int64_t threads) {
+  return (n + kNarrowUnit - 1) / kNarrowUnit * thread / threads;
+}
+
+class NarrowSums final : public PackedGemm {
+ public:
+  explicit NarrowSums(const NarrowSource& source)
+      : PackedGemm(centred_bytes(source).data(), source.n, source.k),
+        tail_(filled_tail(source)),
+        weight_{source.bytes, tail_.data(), tail_sums_, source.n, source.k, source.bits, source.k, nullptr, false, nullptr, nullptr} {
+    const int64_t left = n() % kNarrowPanel;
+    std::copy_n(row_sums() + n() - left, left, tail_sums_);
+  }
+
+  void run(const uint8_t* x, int64_t ldx, int64_t m, int32_t* acc, int64_t ldacc, int thread, int threads) const override {
+    run_share(x, ldx, m, acc, ldacc, thread, threads, false);
+  }
+  void run_backwards(const uint8_t* x, int64_t ldx, int64_t m, int32_t* acc, int64_t ldacc, int thread,
+                     int threads) const override {
+    run_share(x, ldx, m, acc, ldacc, thread, threads, true);
+  }
+  int64_t first_output(int thread, int threads) const override {
+    return std::min(n(), first_unit(n(), thread, threads) * kNarrowUnit);
+  }
+  std::string route() const override { return native_narrow().route; }
+
+ private:
+  void run_share(const uint8_t* x, int64_t ldx, int64_t m, int32_t* acc, int64_t ldacc, int thread, int threads,
+                 bool backwards) const {
+    native_narrow().run(weight_, prepared(x, ldx, m, k(), k(), nullptr), {acc, row_sums(), nullptr, ldacc},
+                        first_unit(n(), thread, threads), first_unit(n(), thread + 1, threads), backwards);
+  }
+  int64_t packed_bytes() const override { return static_cast<int64_t>(tail_.size()); }
+
+  std::vector<uint8_t> tail_;
+  int32_t tail_sums_[kNarrowPanel] = {};
+  NarrowWeight weight_;
+};
+
+class NarrowGroups final : public GroupedGemm {
+ public:
+  explicit NarrowGroups(const NarrowSource& source)
+      : GroupedGemm(centred_bytes(source).data(), source.n, source.k), tail_(filled_tail(source)) {
+    const int64_t groups = source.groups, group = k() / groups, places = panels_of(n()) * groups * kNarrowPanel;
+    (source.half_scales ? halves_.resize(places) : floats_.resize(places));
+    if (source.zero_points) zero_points_.resize(places);
+    row_reals_.resize(panels_of(n()) * kNarrowPanel);
+    for (int64_t output = 0; output < n(); ++output)
+      for (int64_t g = 0; g < groups; ++g)
+        take(source, output, g, (output / kNarrowPanel * groups + g) * kNarrowPanel + output % kNarrowPanel);
+    const void* const scales = source.half_scales ? static_cast<const void*>(halves_.data()) : floats_.data();
+    weight_ = {source.bytes, tail_.data(), nullptr, n(),
+               k(),          source.bits,  group,   scales,
+               source.half_scales, source.zero_points ? zero_points_.data() : nullptr, row_reals_.data()};
+  }
+
+  void run_reals(const uint8_t* x, int64_t ldx, int64_t m, const int32_t* zero_points, float* y, int64_t ldy, int thread,
+                 int threads, bool backwards) const override {
+    native_narrow().run(weight_, prepared(x, ldx, m, k(), weight_.group, zero_points), {nullptr, nullptr, y, ldy},
+                        first_unit(n(), thread, threads), first_unit(n(), thread + 1, threads), backwards);
+  }
+  void run(const uint8_t*, int64_t, int64_t, int32_t*, int64_t, int, int) const override {
+    throw std::logic_error("a weight with scales by group has reals, not sums");
+  }
+  int64_t first_output(int thread, int threads) const override {
+    return std::min(n(), first_unit(n(), thread, threads) * kNarrowUnit);
+  }
+  std::string route() const override { return native_narrow().route; }
+
+ private:
+  // One scale, to its place among those of the panel, and its part of the row's reals.
+  void take(const NarrowSource& source, int64_t output, int64_t g, int64_t place) {
+    const int64_t group = k() / source.groups, index = (output * source.groups + g) * (source.zero_points ? 2 : 1);
+    int zero_point = 1 << (source.bits - 1);
+    float scale;
+    if (source.half_scales) {
+      const auto* const halves = static_cast<const uint16_t*>(source.scales) + index;
+      halves_[place] = halves[0];
+      scale = real_of_half(halves[0]);
+      if (source.zero_points) zero_point = static_cast<int>(real_of_half(halves[1]));
+    } else {
+      const auto* const floats = static_cast<const float*>(source.scales) + index;
+      floats_[place] = scale = floats[0];
+      if (source.zero_points) zero_point = static_cast<int>(floats[1]);
+    }
+    if (source.zero_points) zero_points_[place] = static_cast<uint8_t>(zero_point);
+    int32_t sum = 0;
+    for (int64_t i = 0; i < group; ++i) sum += stored(source, output, g * group + i) - zero_point;
+    row_reals_[output] = row_reals_[output] + static_cast<float>(sum) * scale;
+  }
+
+  int64_t packed_bytes() const override {
+    return static_cast<int64_t>(tail_.size() + zero_points_.size() + halves_.size() * sizeof(uint16_t) +
+                                (floats_.size() + row_reals_.size()) * sizeof(float));
+  }
+
+  std::vector<uint8_t> tail_, zero_points_;
+  std::vector<uint16_t> halves_;
+  std::vector<float> floats_, row_reals_;
+  NarrowWeight weight_{};
+};
+
+}  // namespace
+
+std::unique_ptr<PackedGemm> pack_narrow(const NarrowSource& source) {
+  if (source.groups) return std::make_unique<NarrowGroups>(source);
+  return std::make_unique<NarrowSums>(source);
+}
+
+}  // namespace octet

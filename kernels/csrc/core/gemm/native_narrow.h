@@ -1,0 +1,51 @@
+// Kernels of narrow weights, one table per instruction set.
+#pragma once
+
+#include <cstdint>
+
+namespace octet {
+
+// Outputs and inputs whose bytes lie together (kernels/narrow.py), and outputs that are the unit of work that threads share.
+constexpr int64_t kNarrowPanel = 16, kNarrowBlock = 32, kNarrowUnit = 64;
+
+struct NarrowWeight {
+  const uint8_t* bytes;  // of all panels of 16 outputs
+  const uint8_t* tail;   // of the last panel, filled up to 16
+  const int32_t* tail_sums;  // and its part of NarrowOut::row_sums
+  int64_t n, k;
+  int bits;
+  int64_t group;               // inputs that share a scale
+  const void* scales;          // (panels, groups, 16) float16 or float32; null for sums
+  bool half_scales;
+  const uint8_t* zero_points;  // alike, or null where all are 2**(bits - 1)
+  const float* row_reals;      // (panels, 16), of equation 11
+};
+
+// Rows of activations less 128.
+struct NarrowRows {
+  const int8_t* x;
+  int64_t ld, m;
+  const int32_t* sums;         // (m, groups), of the inputs of each group
+  const int32_t* zero_points;  // (m,), less 128; of reals
+};
+
+// Exactly one of `sums` and `reals` is set.
+struct NarrowOut {
+  int32_t* sums;
+  const int32_t* row_sums;  // (n,), of the weight's integers around 0
+  float* reals;
+  int64_t ld;
+};
+
+struct NativeNarrow {
+  const char* route;
+  // q - 128 of a row of k activations, and the sums of its groups.
+  void (*prepare)(const uint8_t* q, int64_t k, int64_t group, int8_t* x, int32_t* sums);
+  // Units [first, last), or the same from the last to the first.
+  void (*run)(const NarrowWeight& weight, const NarrowRows& rows, const NarrowOut& out, int64_t first, int64_t last,
+              bool backwards);
+};
+
+const NativeNarrow& native_narrow();
+
+}  // namespace octet
