@@ -140,6 +140,9 @@ bench-autoquant: build ## quant.autoquant on trained models: budgets on unseen d
 bench-qat: build ## Training for int8: cost of a step against float and torch.ao, accuracy on Fashion-MNIST, parity (half an hour)
 	@$(in_venv) python benchmarks/bench_qat.py $(ARGS)
 
+bench-rounding: build ## Weights of 8, 4 and 3 bits after training alone: nearest, GPTQ and AdaRound on trained networks (half an hour)
+	@$(in_venv) python benchmarks/bench_rounding.py $(ARGS)
+
 bench-throughput: build ## Samples a second for batches of 1, 8 and 32, and p50 and p99 of requests, by processes and threads (15 minutes)
 	@$(in_venv) python benchmarks/bench_throughput.py $(ARGS)
 

@@ -23,15 +23,17 @@ from quant.calibrate import CalibrationError, DataError
 from quant.calibrate.batches import Caller, check_batches, count_samples, describe
 from quant.calibrate.driver import Forward, evaluating
 from quant.dynamic_decisions import Decision
+from quant.kernels import QScheme, narrow, weight_scheme
+from quant.kernels.scheme import weight_scale
 from quant.nn import Linear
-from quant.rounding import least_error_scale
+from quant.nn.linear import Conv1D
+from quant.recipe import QConfig
 from quant.rounding.checkpoint import Checkpoint, identity
-from quant.rounding.gptq import DAMPING
+from quant.rounding.descent import output_error
+from quant.rounding.gptq import DAMPING, gptq
 from quant.rounding.methods import METHODS, NEAREST, choose_integers
+from quant.rounding.scales import FEW_BITS, scale_by_output
 from quant.runtime.layers.weighted import QWeight
-
-FEW_BITS = 4
-"""The most bits of weights whose scales are chosen by the layer's output."""
 
 SAMPLES = 256
 """Samples that are used by default."""
@@ -150,23 +152,44 @@ def _moments(model: nn.Module, group: Sequence[Decision], batches: Sequence[Any]
 
 
 def _rounded(one: Decision, seen: _Seen, method: str) -> tuple[QWeight, list[float]]:
-    """The integers of a layer, and its error with rounding to nearest and with these."""
+    """The tensors of a layer, and its error with rounding to nearest and with these."""
     layer, qconfig = one.replacement, one.qconfig
     assert isinstance(layer, Linear)
     assert qconfig is not None
     rows = _weight(one.module).detach().to(torch.float32)
-    rows = rows if rows.shape == layer.q_weight.shape else rows.t()  # Conv1D keeps its weight the other way round
-    hessian = seen.hessian()
+    # Conv1D keeps its weight the other way round.
+    rows = rows if not isinstance(layer, Conv1D) else rows.t()
+    hessian, bits = seen.hessian(), qconfig.weight_bits
     if layer.columns is not None:
         rows, hessian = rows / layer.columns, hessian * layer.columns * layer.columns[:, None]
-    bits, scale = qconfig.weight_bits, layer.scale
-    if bits <= FEW_BITS:
-        flat = rows if qconfig.per_channel else rows.reshape(1, -1)
-        importance = hessian.diagonal().repeat(flat.shape[1] // rows.shape[1])
-        scale = least_error_scale(flat, importance, bits=bits).expand(len(rows)).contiguous()
     damped = hessian + torch.eye(len(hessian)) * (DAMPING * hessian.diagonal().mean()).clamp(min=1e-12)
+    if qconfig.group_size is not None:
+        return _in_groups(layer, rows, damped, qconfig, method)
+    scale = weight_scale(rows if qconfig.per_channel else rows.reshape(1, -1), bits=bits).expand(len(rows)).contiguous()
+    if bits <= FEW_BITS:
+        scale = scale_by_output(rows, hessian, bits=bits, per_row=qconfig.per_channel)
     choice = choose_integers(method, rows, scale, damped, bits=bits)
-    return QWeight(choice.q.to(torch.int8).contiguous(), scale, None), [choice.nearest, choice.error]
+    q_weight = choice.q.to(torch.int8).contiguous()
+    if narrow.is_narrow(layer.q_weight):
+        q_weight = narrow.pack(q_weight + 2 ** (bits - 1), bits)
+    return QWeight(q_weight, scale, None), [choice.nearest, choice.error]
+
+
+def _in_groups(
+    layer: Linear, rows: Tensor, hessian: Tensor, qconfig: QConfig, method: str
+) -> tuple[QWeight, list[float]]:
+    """As `_rounded`, of a layer with a scale for each group of inputs: by GPTQ, whatever method was asked for."""
+    bits, before = qconfig.weight_bits, QWeight(layer.q_weight, layer.scale, None)
+    nearest = float(output_error(rows, narrow.dequantize(layer.q_weight, layer.scale), hessian).sum())
+    if method == NEAREST:
+        return before, [nearest, nearest]
+    scheme = weight_scheme(bits) if qconfig.weight_symmetric else QScheme(torch.uint8, 0, 2**bits - 1, symmetric=False)
+    q, scale, zero = gptq(rows, hessian, scheme, group_size=qconfig.group_size, damping=0.0)
+    middle = 2 ** (bits - 1) if qconfig.weight_symmetric else 0
+    own_zero = None if qconfig.weight_symmetric else zero
+    q_weight, stored = narrow.store(q.to(torch.int16) + middle, scale, own_zero, bits)
+    error = float(output_error(rows, narrow.dequantize(q_weight, stored), hessian).sum())
+    return (QWeight(q_weight, stored, None), [nearest, error]) if error < nearest else (before, [nearest, nearest])
 
 
 def _take(one: Decision, weight: Tensor, q: QWeight | None, errors: list[float]) -> None:
@@ -179,7 +202,7 @@ def _take(one: Decision, weight: Tensor, q: QWeight | None, errors: list[float])
     layer.q_weight.copy_(q.q_weight)
     layer.scale.copy_(q.scale)
     real = layer.weight.detach()
-    weight.data.copy_(real if real.shape == weight.shape else real.t())
+    weight.data.copy_(real)
     nearest, chosen = errors
     if nearest > chosen:
         one.rounding = f"rounded by its outputs, with {chosen / nearest:.2f} of the error of rounding to nearest"

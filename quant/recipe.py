@@ -90,9 +90,8 @@ class QConfig:
         weight_symmetric: False gives each group a zero point too, so that its integers span the group's minimum to its
             maximum.
         per_channel: a weight scale per output channel (per gate row in recurrent layers), or one per tensor.
-        weight_observer: how the weight's range is chosen, a name in `quant.observers`. "auto" is "minmax"; of 4
-            bits and fewer, in calibration, the range with the least error of the layer's output on the data. Training
-            also learns it: "lsq", "lsq+", "pact".
+        weight_observer: how the weight's range is chosen, a name in `quant.observers`. Training also learns it: "lsq",
+            "lsq+", "pact".
         weight_options: of that observer, by name, as in {"percentile": 99.9}.
         activation_bits: of the layer's input: 8; 16 multiplies a high and a low byte in two passes, for inputs whose
             range 8 bits cannot hold (linear layers, in static quantisation convolutions too); "auto" takes 8, and 16
@@ -113,7 +112,7 @@ class QConfig:
 
     weight_bits: int = 8
     per_channel: bool = True
-    weight_observer: str = AUTO
+    weight_observer: str = "minmax"
     weight_options: Mapping[str, float] = NO_OPTIONS
     activation_bits: int | Literal["auto"] = "auto"
     activation_observer: str = "auto"
@@ -170,8 +169,8 @@ class QConfig:
 
     @property
     def clips_weights(self) -> bool:
-        """Whether training clips weights, as every `weight_observer` but "minmax" may choose."""
-        return self.weight_observer not in (AUTO, "minmax")
+        """Whether a weight may lie outside its range, as every `weight_observer` but "minmax" may choose."""
+        return self.weight_observer != "minmax"
 
     def for_inputs(self) -> QConfig:
         """The settings of the values that the layer reads: a range by hand is that of what it puts out."""
@@ -205,7 +204,7 @@ class QConfig:
 def _checked_options(kind: str, observer: Any, options: Any) -> Options:
     """The options of an observer, each an int or a float; RecipeError where the observer does not know or take them."""
     where = f"QConfig: {kind}_observer"
-    if observer != AUTO:
+    if kind == "weight" or observer != AUTO:
         _check_observer(where, observer, of_weight=kind == "weight")
     if not isinstance(options, Mapping):
         raise RecipeError(f"QConfig: {kind}_options is {options!r}, expected a dict such as {{'percentile': 99.9}}")
@@ -213,10 +212,9 @@ def _checked_options(kind: str, observer: Any, options: Any) -> Options:
     if observer == AUTO:
         if checked:
             known = [name for name in (*OBSERVERS, *LEARNED) if option_names(name)]
-            article = "a" if kind == "weight" else "an"
             takers = [f"{name!r} takes {', '.join(option_names(name))}" for name in known]
             raise RecipeError(
-                f"QConfig: {kind}_options are {checked} without {article} {kind}_observer to take them; name one: "
+                f"QConfig: {kind}_options are {checked} without an {kind}_observer to take them; name one: "
                 f"{'; '.join(takers)}"
             )
         return checked
@@ -235,7 +233,7 @@ def _check_observer(where: str, observer: Any, *, of_weight: bool) -> None:
     except NotLoaded as error:
         raise RecipeError(f"{where}: {error}") from error
     if not exists:
-        known = [AUTO, *names()]
+        known = names() if of_weight else [AUTO, *names()]
         unfit = [name for name, one in OBSERVERS.items() if of_weight and one.follows_batches]
         raise RecipeError(
             f"{where} is {observer!r}, expected one of {', '.join(name for name in known if name not in unfit)}; that "

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import functools
+import warnings
 from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import nn
 
+from quant.calibrate import CalibrationWarning
 from quant.copying import copy_model
 from quant.further_programs import Extender
 from quant.fusion.fused_graph import FusedGraph
@@ -26,7 +28,7 @@ from quant.runtime.names import attribute, full_name
 from quant.runtime.programs import RESERVED
 from quant.runtime.trees import Attr
 from quant.static.prepared import Prepared
-from quant.static.runner import GraphRunner, remove_programs, runners
+from quant.static.runner import GraphRunner, all_runners, remove_programs, runners
 from quant.static.weights import folded
 from quant.waiting_forwards import stop_waiting
 
@@ -71,6 +73,13 @@ def prepare_qat(
 def _from_calibrated(model: nn.Module, recipe: Recipe | None) -> nn.Module:
     if any(isinstance(runner, TrainingRunner) for runner in runners(model).values()):
         raise ValueError("quant.prepare_qat: the model is prepared for training already; train it as it is")
+    if any(one.learned_weights for one in all_runners(model).values()):
+        warnings.warn(
+            "quant.prepare_qat: the rounding that quant.learn_rounding chose is not taken over: training rounds the "
+            "float weights to nearest as they move",
+            CalibrationWarning,
+            stacklevel=4,
+        )
     if recipe is not None:
         raise ValueError("quant.prepare_qat: the model was prepared with a recipe; give the recipe to quant.prepare")
     prepared = copy_model(model, training=True)

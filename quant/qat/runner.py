@@ -152,10 +152,6 @@ class TrainingRunner(GraphRunner):
         """None: the biases were trained with the rounded weights."""
         return []
 
-    def scaled_by_output(self) -> list[Step]:
-        """None: the scales are those that the weights were trained with."""
-        return []
-
     def learned(self, step: Step) -> Tensor | None:
         quantizer = self._weight_quantizer(step) if isinstance(step.operator, Weighted) else None
         if quantizer is None:

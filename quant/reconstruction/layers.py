@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -10,8 +10,11 @@ from torch import Tensor
 from quant.ops.step import Step
 from quant.reconstruction.moments import Moments, groups_of, input_rows
 from quant.reconstruction.walk import Walk
+from quant.rounding.descent import descend
 from quant.rounding.gptq import DAMPING
-from quant.rounding.methods import Choice, choose_integers
+from quant.rounding.methods import Choice, choose_integers, errors_of
+from quant.rounding.scales import FEW_BITS, refitted_scale, scale_by_output
+from quant.runtime.layers.requantizing import BIAS_LIMIT
 from quant.runtime.layers.weighted import QWeight
 from quant.static.weights import folded, row_scale
 
@@ -25,6 +28,7 @@ class LayerWeight:
         rows: the same as float32 (groups, rows, K).
         bias: float32 (groups * rows,), or None.
         scale: float32 (groups, rows).
+        least_scale: the same, at which the bias just fits int32.
         moments: of its input.
         corrected: whether its bias takes the mean error.
     """
@@ -34,6 +38,7 @@ class LayerWeight:
     rows: Tensor
     bias: Tensor | None
     scale: Tensor
+    least_scale: Tensor
     moments: Moments
     corrected: bool
 
@@ -89,19 +94,34 @@ def layer_weight(step: Step, walk: Walk, seed: int) -> LayerWeight:
         raise ValueError(
             f"layer '{step.name}': no finite values came to it; give batches of real inputs, not empty and without NaN"
         )
-    hessian = moments.plain()[0]
-    importance = hessian.diagonal(dim1=1, dim2=2).repeat_interleave(rows.shape[1], 0)
+    qconfig = step.qconfig
+    assert qconfig is not None
+    corrected = qconfig.bias_correction and bias is not None
+    chosen = None
+    if qconfig.weight_bits <= FEW_BITS and not qconfig.clips_weights:
+        hessian = (moments.centered() if corrected else moments.plain())[0]
+        chosen = scale_by_output(rows, hessian, bits=qconfig.weight_bits, per_row=qconfig.per_channel).flatten()
     smallest = runner.input_scales(step)[-1]  # type: ignore[misc]
-    scale = row_scale(flat, bias, smallest, step, importance=importance.reshape(flat.shape[0], *flat.shape[1:]))
-    assert step.qconfig is not None
-    corrected = step.qconfig.bias_correction and bias is not None
-    return LayerWeight(step, weight, rows, bias, scale.reshape(groups, -1), moments, corrected)
+    scale = row_scale(flat, bias, smallest, step, chosen)
+    least = torch.zeros_like(scale) if bias is None else bias.abs() / BIAS_LIMIT / smallest
+    return LayerWeight(
+        step, weight, rows, bias, scale.reshape(groups, -1), least.reshape(groups, -1), moments, corrected
+    )
 
 
-def solved(layer: LayerWeight, method: str, steps: int | None) -> Choice:
-    """A layer's integers by a method, with q of the rows' shape."""
+def solved(layer: LayerWeight, method: str, steps: int | None) -> tuple[LayerWeight, Choice]:
+    """A layer's integers by a method, with q of the rows' shape, and the layer with the scale that is best for them."""
     hessian, cross = layer.quadratic()
     # Equation R1. What the float layer gives is out of reach behind rounded inputs; the closest weight is not.
     best = torch.linalg.solve(hessian.double(), cross.double().transpose(1, 2) @ layer.rows.double().transpose(1, 2))
     target = best.transpose(1, 2).to(torch.float32)
-    return choose_integers(method, layer.rows, layer.scale, hessian, target, bits=layer.bits, steps=steps)
+    choice = choose_integers(method, layer.rows, layer.scale, hessian, target, bits=layer.bits, steps=steps)
+    assert layer.step.qconfig is not None
+    if not layer.step.qconfig.per_channel:
+        return layer, choice
+    scale = torch.maximum(refitted_scale(choice.q, target, hessian, layer.scale), layer.least_scale)
+    q = descend(choice.q, target, scale, hessian, bits=layer.bits)
+    error = float(errors_of(target, q, scale, hessian).sum())
+    if not error < choice.error:
+        return layer, choice
+    return replace(layer, scale=scale), Choice(q, error, choice.nearest)

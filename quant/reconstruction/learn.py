@@ -23,7 +23,6 @@ from tqdm import tqdm
 from quant.calibrate import CalibrationWarning, DataError
 from quant.calibrate.batches import Caller, check_batches, count_samples
 from quant.calibrate.driver import Forward, evaluating
-from quant.capture.recorded_modules import evaluating as evaluating_model
 from quant.graph import Kind
 from quant.ops.operator import Weighted
 from quant.ops.step import Step
@@ -32,7 +31,7 @@ from quant.reconstruction.blocks import STEPS as BLOCK_STEPS
 from quant.reconstruction.blocks import learn_block
 from quant.reconstruction.layers import LayerWeight, layer_weight, solved
 from quant.reconstruction.units import Block, blocks_of, why_left
-from quant.reconstruction.walk import Walk, recorded_calls
+from quant.reconstruction.walk import Walk, recorded_calls, writes_in_place
 from quant.rounding.checkpoint import Checkpoint, identity
 from quant.rounding.methods import METHODS
 from quant.runtime.layers.weighted import QWeight
@@ -122,7 +121,8 @@ def learn_rounding(
         batches: as for `quant.calibrate.run`.
         method: "adaround" (Nagel et al. 2020), or "gptq" (Frantar et al. 2022), which takes a fraction of the time.
         unit: "block" then learns the layers of a block together for the block's output (BRECQ, Li et al. 2021), by
-            AdaRound whatever chose them first; "layer" does not, and is quicker.
+            AdaRound whatever chose them first, where none of its functions works in place; "layer" does not, and is
+            quicker.
         samples: the most that are used. Their values at one place of the model are held in memory twice.
         steps: of learning, for each layer and each block; None for the defaults.
         forward: called with (model, batch) where the model is not simply called with its inputs.
@@ -148,7 +148,7 @@ def learn_rounding(
     kept = Checkpoint(path, {} if path is None else identity(model, chosen, settings))
     this = _Learning(method, unit, steps, seed, kept)
     info: Prepared = model.__dict__[RESERVED + "_prepared"]
-    with evaluating(model), evaluating_model(model), torch.no_grad():
+    with evaluating(model), torch.no_grad():
         calls = recorded_calls(model, units.values(), chosen, forward or _by_rule(model))
         if not any(calls.values()):
             raise DataError("quant.learn_rounding: the batches never call the model; nothing was learned")
@@ -203,6 +203,7 @@ class _Learning:
             return
         # A layer that is a block by itself is solved by all data already.
         together = self.unit == "block" and len(block.layers) > 1 and bool(block.outputs)
+        together = together and not any(writes_in_place(step, walk.runner) for step in block.steps)
         begun = [call.copy() for call in walk.calls] if together else []
         solutions: dict[int, tuple[LayerWeight, torch.Tensor]] = {}
         errors: dict[int, list[float]] = {}
@@ -211,7 +212,7 @@ class _Learning:
             if step.output in names:
                 start = time.perf_counter()
                 layer = layer_weight(step, walk, self._seed(index, place))
-                choice = solved(layer, self.method, self.steps)
+                layer, choice = solved(layer, self.method, self.steps)
                 solutions[step.output], errors[step.output] = (layer, choice.q), [choice.nearest, choice.error]
                 self._take(walk.runner, step, layer.layer(choice.q))
                 took[step.output] = time.perf_counter() - start

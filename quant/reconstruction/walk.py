@@ -7,6 +7,7 @@ reconstruction, equation 25 of Nagel et al. 2020). Of each call only the values 
 from __future__ import annotations
 
 import contextlib
+import operator
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -18,10 +19,14 @@ from quant.calibrate import CalibrationError
 from quant.calibrate.batches import describe
 from quant.calibrate.driver import Forward
 from quant.fusion.last_readers import last_readers
-from quant.graph import evaluate
+from quant.graph import Kind, evaluate
 from quant.ops.step import Step
 from quant.reconstruction.units import is_input
+from quant.runtime.names import attribute
 from quant.static.runner import GraphRunner, replaying, seen_by
+
+IN_PLACE_OPERATORS = (operator.iadd, operator.isub, operator.imul, operator.itruediv, operator.setitem)
+"""Functions that Python calls for `+=` and the like; their names do not end with an underscore."""
 
 
 @dataclass
@@ -82,6 +87,21 @@ class Walk:
         for call in self.calls:
             seen = seen_by(step, call.rounded, call.both)
             yield self.runner.split_finely(step, seen.__getitem__)(value), call.real[value]
+
+
+def writes_in_place(step: Step, runner: GraphRunner) -> bool:
+    """Whether a call of the step changes a value that it reads, so that the step cannot be repeated on it."""
+    for index in step.nodes:
+        node = runner.graph.nodes[index]
+        named = node.target if node.kind is Kind.METHOD else getattr(node.target, "__name__", "")
+        module = attribute(runner.root, node.target) if node.kind is Kind.MODULE else None
+        if getattr(module, "inplace", False) or node.kwargs.get("inplace") or True in node.args[1:]:
+            return True
+        if node.kind is not Kind.MODULE and (named.rstrip("_") != named or named == operator.setitem.__name__):
+            return True
+        if node.target in IN_PLACE_OPERATORS:
+            return True
+    return False
 
 
 @contextlib.contextmanager

@@ -61,7 +61,7 @@ def choose_integers(
     """
     nearest = nearest_integers(weight, scale, bits)
     target = weight if target is None else target
-    before = _errors(target, nearest, scale, hessian)
+    before = errors_of(target, nearest, scale, hessian)
     if method == NEAREST:
         return Choice(nearest, float(before.sum()), float(before.sum()))
     if method == METHODS[0]:
@@ -69,11 +69,11 @@ def choose_integers(
     else:
         q = adaround(target, scale, hessian, bits=bits, steps=steps or STEPS)
     q = descend(q, target, scale, hessian, bits=bits)
-    error = _errors(target, q, scale, hessian)
+    error = errors_of(target, q, scale, hessian)
     q = torch.where((error < before)[..., None], q, nearest)
     return Choice(q, float(torch.minimum(error, before).sum()), float(before.sum()))
 
 
-def _errors(target: Tensor, q: Tensor, scale: Tensor, hessian: Tensor) -> Tensor:
+def errors_of(target: Tensor, q: Tensor, scale: Tensor, hessian: Tensor) -> Tensor:
     """What rounding adds to each row's error, float64 (..., rows)."""
     return output_error(target.double(), (q * scale[..., None]).double(), hessian.double())

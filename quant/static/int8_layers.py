@@ -143,7 +143,9 @@ def int8_layers(
         sites[step.output] = Site(key, layer.add_site(x, y, step.weighted.clamp))
         if not key.name:
             layer.own = sites[step.output].index
-        note_weighted(step, node, entries, path, weighted_entry(step, x, y, layer, backend))
+        outcome, detail = weighted_entry(step, x, y, layer, backend)
+        detail += ", rounded by its outputs" if step.name in runner.learned_weights else ""
+        note_weighted(step, node, entries, path, (outcome, detail))
         note_folded(step, fused, entries, path)
     return layers, sites
 
@@ -158,9 +160,9 @@ def _weighted_layer(
         weight, fold = runner.int8_weights.get(step.name), None
         if weight is None:
             smallest = x.scale if original is None else built.smallest[id(original)]
-            seen = (runner.learned(step), runner.mean(step), runner.square(step))
             weight = runner.learned_weights.get(step.name)
-            weight = weight or quantized(step, runner.graph, runner.root, smallest, *seen)
+            known = (runner.learned(step), runner.mean(step))
+            weight = weight or quantized(step, runner.graph, runner.root, smallest, *known)
             fold = folded_numbers(step, runner.graph, runner.root)
         built.layers[identity] = StaticLayer(
             step.weighted.int8(), weight, backend, fold, 16 if step.reads_two_bytes else 8

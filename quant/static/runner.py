@@ -147,7 +147,7 @@ class GraphRunner(Ranges, Programs):
         """What `weights.quantized` is told of a weighted step, by its arguments' names, and the weight where it is
         `given`."""
         given = self.learned_weights.get(step.name)
-        return {"learned": self.learned(step), "mean": self.mean(step), "square": self.square(step), "given": given}
+        return {"learned": self.learned(step), "mean": self.mean(step), "given": given}
 
     def has_seen(self) -> bool:
         """Whether all of its observers saw data."""

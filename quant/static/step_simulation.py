@@ -38,7 +38,6 @@ def simulated(
     smallest: Tensor | None = None,
     learned: Tensor | None = None,
     mean: Tensor | None = None,
-    square: Tensor | None = None,
     given: QWeight | None = None,
     output: QParams | None = None,
     exact: bool = False,
@@ -50,7 +49,7 @@ def simulated(
         scale: of the input of a weighted step.
         smallest: of the scales that the same layer is called with, here and at other places.
         learned: the weight's scale, where training learned it.
-        mean, square: of the same layer's input and of its square, per channel.
+        mean: of the same layer's input, per channel.
         given: the int8 weight, where it is known already.
         output: the range of a weighted step's value, where that becomes integers.
         exact: add products as integers do (`exactly`), not in float32.
@@ -63,7 +62,7 @@ def simulated(
         for index in step.nodes[len(own) :]:
             own[index] = evaluate(graph.nodes[index], root, lambda i: own[i] if i in own else value(i))
         return own[step.output]
-    q = given or weights.quantized(step, graph, root, smallest, learned, mean, square)
+    q = given or weights.quantized(step, graph, root, smallest, learned, mean)
     if exact and scale is not None:
         return exactly(step, value(step.inputs[0]), q, scale, output)
     bias = q.bias

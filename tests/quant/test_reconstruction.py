@@ -268,6 +268,11 @@ def test_bad_input_is_named(model: nn.Module, data: list[Tensor]) -> None:
         learn(quant.prepare(model, data[0], FOUR), data)
     with pytest.raises(ValueError, match="prepared for training"):
         learn(quant.prepare_qat(p), data)
+    learned = prepared(model, data)
+    learn(learned, data, "gptq", unit="layer")
+    assert "rounded by its outputs" in str(quant.summary(quant.convert(learned)))
+    with pytest.warns(quant.calibrate.CalibrationWarning, match="is not taken over"):
+        quant.prepare_qat(learned)
     with pytest.warns(quant.calibrate.CalibrationWarning, match="8 samples are few"):
         learn(p, [data[0][:8]], "gptq")
     with pytest.raises(DataError, match="never call the model"):

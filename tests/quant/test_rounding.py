@@ -12,6 +12,7 @@ from quant.kernels.scheme import weight_scale
 from torch import Tensor
 
 from quant.rounding import adaround, descend, gptq, least_error_scale, output_error
+from quant.rounding.scales import refitted_scale, scale_by_output
 
 
 def problem(rows: int, columns: int, seed: int = 0, samples: int = 200) -> tuple[Tensor, Tensor]:
@@ -202,3 +203,34 @@ def test_scale_of_what_is_never_read_is_that_of_the_largest_weight() -> None:
     assert torch.equal(least_error_scale(rows, torch.zeros(1, 8), bits=4), weight_scale(rows, bits=4))
     assert least_error_scale(rows, bits=4)[2] == 1.0
     assert not torch.isfinite(least_error_scale(rows * torch.nan, bits=4)).any()
+
+
+def test_a_refitted_scale_is_the_best_for_its_integers() -> None:
+    weight, hessian = problem(4, 10)
+    scale = weight_scale(weight, bits=3)
+    q = nearest(weight, scale, 3)
+    q[3] = 0.0
+    refitted = refitted_scale(q, weight, hessian, scale)
+    assert refitted[3] == scale[3]
+    for factor in (0.99, 1.01):
+        other = output_error(weight, q * (refitted * factor)[:, None], hessian)
+        assert (output_error(weight, q * refitted[:, None], hessian)[:3] <= other[:3]).all()
+
+
+@pytest.mark.parametrize("bits", [2, 4])
+def test_scale_by_output_counts_inputs_that_correlate(bits: int) -> None:
+    generator = torch.Generator().manual_seed(0)
+    weight = torch.rand(6, 12, generator=generator) ** 2  # of one sign, so that what clipping takes adds up
+    x = torch.randn(500, 1, generator=generator) + 0.1 * torch.randn(500, 12, generator=generator)
+    hessian = x.t() @ x / 500
+    scale = scale_by_output(weight, hessian, bits=bits)
+
+    def error(scale: Tensor) -> Tensor:
+        return output_error(weight, nearest(weight, scale, bits) * scale[:, None], hessian)
+
+    assert (error(scale) <= error(weight_scale(weight, bits=bits))).all()
+    assert error(scale).sum() < 0.7 * error(least_error_scale(weight, hessian.diagonal(), bits=bits)).sum()
+    shared = scale_by_output(weight, hessian, bits=bits, per_row=False)
+    assert len(shared.unique()) == 1
+    widest = weight_scale(weight.reshape(1, -1), bits=bits).expand(6)
+    assert error(shared).sum() <= error(widest).sum()
