@@ -9,7 +9,7 @@ A narrow weight (N, K) is two tensors, whose dtypes and shapes say all about it;
 
     real = scale * (u - zero_point)    without a zero point of its own it is 2**(bits - 1)
 
-The bytes of q_weight lie as kernels read them, so that nothing is packed again: panels of 16 outputs (the last of what
+The bytes of q_weight lie as kernels read them, so that nothing is packed again: panels of 64 outputs (the last of what
 is left), in a panel blocks of 32 inputs, in a block `bits` vectors, in a vector four bytes for each of its outputs.
 Inputs count from the block's first:
 
@@ -33,7 +33,7 @@ NARROW_BITS = (4, 3, 2)
 GROUP_SIZES = (32, 64, 128)
 """Inputs that may share a scale."""
 
-PANEL, BLOCK = 16, 32
+PANEL, BLOCK = 64, 32
 """Outputs, and inputs, whose bytes lie together."""
 
 HALF_MIN = 2.0**-14
