@@ -27,9 +27,8 @@ CHECKS := lint types+docs build runner test test-no-compiler test-arm
 say := printf '\n--- %s\n'
 in_venv := . $(BIN)/activate &&
 
-.PHONY: help demo tutorial tutorial-qat test test-hostile test-random test-zoo test-generate golden test-no-compiler \
-    test-arm lint types format check bench bench-quick bench-dynamic bench-static bench-calibration bench-qat \
-    bench-throughput bench-start bench-memory bench-bits bench-against bench-zoo install build core runner fuzz-runner docs drawings architecture clean FORCE
+# No target that `make help` names is a file.
+.PHONY: FORCE $(shell sed -nE 's/^([a-z-]+):.*## .*/\1/p' $(firstword $(MAKEFILE_LIST)))
 
 help: ## What can be asked for
 	@sed -nE 's/^([a-z-]+):.*## (.*)/\1|\2/p' $(firstword $(MAKEFILE_LIST)) | while IFS='|' read -r name what; do \
@@ -135,6 +134,9 @@ bench-static: build $(STAMPS)/bench ## Static quantisation of trained networks a
 bench-calibration: build ## Calibrating against plain float inference and torch.ao: time, and memory over 100 batches
 	@$(in_venv) python benchmarks/bench_calibration.py $(ARGS)
 
+bench-autoquant: build ## quant.autoquant on trained models: budgets on unseen data, time, evaluations; what quant.sensitivity costs
+	@$(in_venv) python benchmarks/bench_autoquant.py $(ARGS)
+
 bench-qat: build ## Training for int8: cost of a step against float and torch.ao, accuracy on Fashion-MNIST, parity (half an hour)
 	@$(in_venv) python benchmarks/bench_qat.py $(ARGS)
 
@@ -156,6 +158,15 @@ bench-against: build ## Every row of `make bench`, ours here and in another chec
 bench-zoo: build $(STAMPS)/zoo ## Time and error of every architecture of the zoo against float, on one thread (an hour; ARGS=--compiled: hours)
 	@$(in_venv) OMP_NUM_THREADS=1 python benchmarks/bench_zoo.py $(ARGS)
 
+bench-outliers: build ## Static int8 against outliers of activations, planted and trained: error, time, cost of calibration (minutes; ARGS=--peers)
+	@$(in_venv) OMP_NUM_THREADS=1 python benchmarks/bench_outliers.py $(ARGS)
+
+bench-onnx-files: build $(STAMPS)/bench ## Int8 ONNX files of ONNX Runtime and NNCF here and in ONNX Runtime: bits, error and time (minutes)
+	@$(in_venv) python benchmarks/bench_onnx_files.py $(ARGS)
+
+bench-onnx: build $(STAMPS)/bench ## Our ONNX files in ONNX Runtime and OpenVINO: bits, error, float nodes and time beside ours (minutes)
+	@$(in_venv) python benchmarks/bench_onnx.py $(ARGS)
+
 bench-runner: build runner ## The torch-free runner beside Python: time of a call, and from a process's start to its first result
 	@$(in_venv) python benchmarks/bench_runner.py $(ARGS)
 
@@ -173,6 +184,13 @@ runner: ## octet-run and liboctet, which run saved models without torch and Pyth
 
 fuzz-runner: build ## Altered files into the runner, under AddressSanitizer: ARGS='--count 100000' (compiles for minutes)
 	@$(in_venv) python tests/quant/fuzz_runner.py $(ARGS)
+
+fuzz-networks: build ## Modules with random forwards, static and in training, held to float: ARGS='--seconds 600 --seed 1000'
+	@$(in_venv) python tests/quant/fuzz_networks.py $(ARGS)
+
+wheels: $(STAMPS)/wheels ## A wheel with the kernels for every supported torch, into build/wheels: ARGS='--arch aarch64' (15 minutes)
+	@$(say) "building a wheel"
+	@$(in_venv) python .ci/build_wheels.py $(ARGS)
 
 docs: $(STAMPS)/docs ## The documentation site, into build/docs: a warning is an error, and so is a link that leads nowhere
 	@$(say) "building the documentation"
@@ -217,21 +235,10 @@ $(STAMPS)/install: $(STAMPS)/requirements $(STAMPS)/files setup.py
 	    --config-settings editable_mode=strict
 	@touch $@
 
-$(STAMPS)/bench: pyproject.toml | $(STAMPS)/install
-	@$(say) "installing what the benchmarks compare with"
-	@$(in_venv) pip install --quiet --disable-pip-version-check --no-build-isolation -e '.[bench]' \
-	    --config-settings editable_mode=strict
-	@touch $@
-
-$(STAMPS)/zoo: pyproject.toml | $(STAMPS)/install
-	@$(say) "installing the libraries of the zoo's architectures"
-	@$(in_venv) pip install --quiet --disable-pip-version-check --no-build-isolation -e '.[zoo]' \
-	    --config-settings editable_mode=strict
-	@touch $@
-
-$(STAMPS)/docs: pyproject.toml | $(STAMPS)/install
-	@$(say) "installing what the documentation is built with"
-	@$(in_venv) pip install --quiet --disable-pip-version-check --no-build-isolation -e '.[docs]' \
+# The extra of that name: what the benchmarks compare with, the libraries of the zoo's architectures, and so on.
+$(STAMPS)/bench $(STAMPS)/zoo $(STAMPS)/docs $(STAMPS)/wheels: pyproject.toml | $(STAMPS)/install
+	@$(say) "installing what 'make $(@F)' and its like need"
+	@$(in_venv) pip install --quiet --disable-pip-version-check --no-build-isolation -e '.[$(@F)]' \
 	    --config-settings editable_mode=strict
 	@touch $@
 

@@ -2,7 +2,8 @@
 
 A wheel gets the compiled kernels where the build sees torch and a C++ compiler (`pip install --no-build-isolation .`).
 Where it does not, the wheel is pure Python and `quant build` compiles them later. An editable install compiles nothing:
-there `quant build`, or `make build`, writes the extension into the checkout.
+there `quant build`, or `make build`, writes the extension into the checkout. A wheel for everybody has one for each
+torch, compiled beforehand (`make wheels`), in the folder that OCTET_WHEEL_KERNELS names.
 """
 
 from __future__ import annotations
@@ -24,6 +25,8 @@ FOLDERS = {"quant": "quant", "quant.kernels": "kernels", "quant.observers": "obs
 
 KERNELS = HERE / "kernels"
 EXTENSION = Path("quant", "kernels", "_octet.so")
+SHIPPED = "_octet_torch*.so"
+"""One for each torch; kernels/ops.py takes the one of the torch that it runs beside."""
 
 
 class BuildWithKernels(build_py):
@@ -46,7 +49,8 @@ class WheelOfAnyPython(bdist_wheel):
 
     def run(self) -> None:
         self.run_command("build")
-        self.root_is_pure = not Path(self.get_finalized_command("build_py").build_lib, EXTENSION).exists()
+        folder = Path(self.get_finalized_command("build_py").build_lib, EXTENSION.parent)
+        self.root_is_pure = not (folder / EXTENSION.name).exists() and not any(folder.glob(SHIPPED))
         self.distribution.has_ext_modules = lambda: not self.root_is_pure  # `install` asks, to choose its folder
         super().run()
 
@@ -65,7 +69,15 @@ def find_packages() -> dict[str, str]:
 
 
 def add_extension(output: Path) -> str:
-    """Put the extension at `output`: the checkout's, where that is current, else compiled. Returns why not, or ''."""
+    """Put the extension at `output`: the checkout's, where that is current, else compiled. Returns why not, or ''.
+
+    Where OCTET_WHEEL_KERNELS names a folder, those that lie in it are put beside `output` instead.
+    """
+    if os.environ.get("OCTET_WHEEL_KERNELS"):
+        shipped = list(Path(os.environ["OCTET_WHEEL_KERNELS"]).glob(SHIPPED))
+        for one in shipped:
+            shutil.copyfile(one, output.with_name(one.name))
+        return "" if shipped else f"OCTET_WHEEL_KERNELS={os.environ['OCTET_WHEEL_KERNELS']} has no {SHIPPED}"
     if os.environ.get("QUANT_EXTENSION") == "none":
         return "QUANT_EXTENSION=none leaves them out"
     if importlib.util.find_spec("torch") is None:

@@ -3,15 +3,18 @@
     python benchmarks/bench_zoo.py                               # float eager and int8
     python benchmarks/bench_zoo.py --compiled --only 'timm_|tv_' # torch.compile as well: minutes a row
     python benchmarks/bench_zoo.py --results FILE                # rows that FILE holds already are kept
+    python benchmarks/bench_zoo.py --results FILE --minutes 10   # the same in slices: call it until no row is left
 
-A row is timed in a process of its own, its contenders in turns. The rows are kept as lines of JSON, and the table
-beside them is written anew with every row. Exit status 1 where a goal is not reached; README.md says how it is read.
+A row is timed in a process of its own, its contenders in turns. The rows are kept as lines of JSON, each with its
+commit, and the table beside them is written anew with every row. Exit status 1 where a goal is not reached or a row is
+left; README.md says how it is read.
 """
 
 from __future__ import annotations
 
 import argparse
 import copy
+import math
 import os
 import re
 import statistics
@@ -20,7 +23,7 @@ import time
 import traceback
 import warnings
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -187,6 +190,17 @@ def _called(instruction: Instruction, root: nn.Module) -> str:
     return callee.name
 
 
+def of_commit(rows: Mapping[Key, Row], commit: str | None) -> dict[Key, Row]:
+    """The rows that were measured at a commit."""
+    return {key: row for key, row in rows.items() if row.get("commit") == commit}
+
+
+def commits(rows: Sequence[Row]) -> str:
+    """How many rows were measured at which commit, where there are several; else ''."""
+    counts = Counter(str(row.get("commit") or "unknown") for row in rows)
+    return ", ".join(f"{count} at {commit}" for commit, count in counts.most_common()) if len(counts) > 1 else ""
+
+
 HEADER = ("model", "batch", "float", "octet", "float / octet", "compiled / octet", "dB", "native", "single", "verdict")
 
 
@@ -262,6 +276,10 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
         "--results", type=Path, default=harness.RESULTS / "zoo.jsonl", help="rows in it are not done again"
     )
     parser.add_argument("--again", action="store_true", help="begin anew, without the rows that are there")
+    parser.add_argument("--this-commit", action="store_true", help="do rows again that another commit has measured")
+    parser.add_argument(
+        "--minutes", type=float, metavar="N", default=math.inf, help="begin no row after N minutes: a slice of the run"
+    )
     parser.add_argument("--time-limit", type=int, metavar="SECONDS", help="of CPU time, for one row")
     return parser.parse_args(arguments)
 
@@ -275,14 +293,17 @@ def main(arguments: Sequence[str]) -> int:
         raise SystemExit(f"--only {options.only}: no architecture's name matches")
     if options.again:
         options.results.unlink(missing_ok=True)
+    facts = harness.machine((), 1)
     rows = kept(options.results)
+    if options.this_commit:
+        rows = of_commit(rows, facts["commit"])
     todo = computable([key for key in wanted if key not in rows])
-    described = harness.describe(harness.machine((), 1))
+    described = harness.describe(facts)
     print(described + "\n")
     beside = options.results.with_suffix(".txt")
 
     def measured(key: Key) -> Row:
-        return measure(CATALOGUE[key[0]], key[1], options.batch)
+        return {**measure(CATALOGUE[key[0]], key[1], options.batch), "commit": facts["commit"]}
 
     def note(row: Row) -> None:
         rows[row["name"], row["mode"]] = row
@@ -293,17 +314,23 @@ def main(arguments: Sequence[str]) -> int:
     def shown() -> list[Row]:
         return [rows[key] for key in wanted if key in rows]
 
-    compute(todo, measured, options.results, Limits(options.time_limit or TIME_LIMIT[mode], options.jobs), note)
+    limits = Limits(options.time_limit or TIME_LIMIT[mode], options.jobs, options.minutes)
+    compute(todo, measured, options.results, limits, note)
     print(table(shown()))
+    if commits(shown()):
+        print(f"rows of several commits: {commits(shown())}; --this-commit does the others again")
     for name, (median, goal) in medians(shown()).items():
         print(f"median of {name} / {OURS}: {median:.2f}, at least {goal} wanted")
     misses = missed(shown())
+    left = sum(key not in rows for key in todo)
+    if left:
+        print(f"{left} rows are left: the same command goes on, without --again")
     print(
         f"rows: {options.results}; NOT reached: {len(misses)} goals"
         if misses
         else f"rows: {options.results}; all reached"
     )
-    return 1 if misses else 0
+    return 1 if misses or left else 0
 
 
 if __name__ == "__main__":

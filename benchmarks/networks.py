@@ -147,6 +147,38 @@ class BertLayer(nn.Module):
         return self.norm_after(x + self.body(x))
 
 
+class Bert(nn.Module):
+    """Of the shapes of MiniLM-L6-H384 (Wang et al. 2020, arXiv 2002.10957), with its masks and a smaller vocabulary."""
+
+    def __init__(self, layers: int = 6, width: int = 384, vocabulary: int = 8000) -> None:
+        super().__init__()
+        self.words, self.places = nn.Embedding(vocabulary, width), nn.Embedding(512, width)
+        self.norm = nn.LayerNorm(width)
+        self.layers = nn.ModuleList(MaskedLayer(width, 12, 4 * width) for _ in range(layers))
+        self.pooler = nn.Linear(width, width)
+
+    def forward(self, ids: Tensor, mask: Tensor) -> Tensor:
+        places = torch.arange(ids.shape[1], device=ids.device)
+        x = self.norm(self.words(ids) + self.places(places))
+        added = (1.0 - mask[:, None, None, :].float()) * -10000.0
+        for layer in self.layers:
+            x = layer(x, added)
+        return torch.tanh(self.pooler(x[:, 0]))
+
+
+class MaskedLayer(BertLayer):
+    """With a mask that is added to the scores."""
+
+    def forward(self, x: Tensor, added: Tensor) -> Tensor:
+        query, key, value = (
+            layer(x).unflatten(-1, (self.heads, -1)).transpose(1, 2) for layer in (self.query, self.key, self.value)
+        )
+        scores = query @ key.transpose(-1, -2) * query.shape[-1] ** -0.5
+        seen = (scores + added).softmax(-1) @ value
+        x = self.norm(x + self.out(seen.transpose(1, 2).flatten(2)))
+        return self.norm_after(x + self.body(x))
+
+
 def settle_norms(model: nn.Module, batches: Sequence[Tensor]) -> nn.Module:
     """Batch norms get the statistics of data, as training leaves them; with those of initialisation the values of a
     deep network grow or vanish, and errors would mean nothing."""

@@ -82,8 +82,17 @@ def nncf(model: nn.Module, batches: Sequence[Tensor]) -> Predict:
     return by_sample(lambda x: compiled(x.numpy())[0])
 
 
-def openvino_model(model: nn.Module, batches: Sequence[Tensor], *, quantized: bool) -> Any:
-    """A model compiled by OpenVINO, after NNCF's `quantize` with its defaults (bias correction among them) or float."""
+def nncf_smooth(model: nn.Module, batches: Sequence[Tensor]) -> Predict:
+    """The same for transformers, with SmoothQuant and full bias correction."""
+    compiled = openvino_model(model, batches, quantized=True, transformer=True)
+    return by_sample(lambda x: compiled(x.numpy())[0])
+
+
+def openvino_model(model: nn.Module, batches: Sequence[Tensor], *, quantized: bool, transformer: bool = False) -> Any:
+    """A model compiled by OpenVINO, after NNCF's `quantize` with its defaults (fast bias correction) or float.
+
+    For a `transformer` NNCF applies SmoothQuant, and here its full bias correction.
+    """
     try:
         import openvino
 
@@ -97,7 +106,8 @@ def openvino_model(model: nn.Module, batches: Sequence[Tensor], *, quantized: bo
         made = openvino.convert_model(exported)
         if quantized:
             data = nncf.Dataset([batch.numpy() for batch in batches])
-            made = nncf.quantize(made, data, subset_size=len(batches))
+            more = {"model_type": nncf.ModelType.TRANSFORMER, "fast_bias_correction": False} if transformer else {}
+            made = nncf.quantize(made, data, subset_size=len(batches), **more)
         # Its default is bfloat16 where the CPU has it, which is no int8 error.
         settings = {"INFERENCE_NUM_THREADS": torch.get_num_threads(), "INFERENCE_PRECISION_HINT": "f32"}
         return openvino.compile_model(made, "CPU", {**settings, "PERFORMANCE_HINT": "LATENCY"})

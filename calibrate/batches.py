@@ -54,7 +54,8 @@ class Signature:
         while isinstance(model, (nn.DataParallel, nn.parallel.DistributedDataParallel)):
             model = model.module
         signature = cls()
-        for parameter in list(inspect.signature(type(model).forward).parameters.values())[1:]:
+        first, *others = inspect.signature(type(model).forward).parameters.values()
+        for parameter in [first, *others] if first.kind is first.VAR_POSITIONAL else others:  # forward(*args)
             kind = parameter.kind
             if kind is parameter.VAR_POSITIONAL:
                 signature.more = True

@@ -85,7 +85,7 @@ def write(path: Path, observers: Mapping[str, Observer], model_identity: Mapping
     }
     text = json.dumps(manifest, sort_keys=True)
     header = {KEY: text, "digest": digest(text, state)}
-    _write_atomically(path, safetensors.torch.save(state, metadata=header))
+    write_atomically(path, safetensors.torch.save(state, metadata=header))
 
 
 def read(path: Path, observers: Mapping[str, Observer], model_identity: Mapping[str, Any]) -> Saved:
@@ -202,7 +202,8 @@ def digest(manifest: str, state: Mapping[str, Tensor]) -> str:
     return seen.hexdigest()
 
 
-def _write_atomically(path: Path, data: bytes) -> None:
+def write_atomically(path: Path, data: bytes) -> None:
+    """Write a file whole or not at all, and have it on the disk."""
     # One fixed name: what a killed run left is overwritten by the next, not piled up.
     partial = path.with_name(f".{path.name}.partial")
     try:

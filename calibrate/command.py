@@ -42,6 +42,27 @@ class Verbs:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The arguments of `quant calibrate`."""
+    add_data_arguments(parser)
+    parser.add_argument("--out", metavar="FILE", help="write the int8 model there; without it only ranges are printed")
+    parser.add_argument("--save-ranges", metavar="FILE", help="write every range there, as JSON to look at and to edit")
+    parser.add_argument(
+        "--ranges",
+        metavar="FILE",
+        help="take the ranges of this file, which --save-ranges wrote, not those of the data",
+    )
+    parser.add_argument("--checkpoint", metavar="FILE", help="keep the state there, and go on from it after a kill")
+    parser.add_argument(
+        "--checkpoint-every",
+        type=float,
+        default=CHECKPOINT_SECONDS,
+        metavar="SECONDS",
+        help=f"default: {CHECKPOINT_SECONDS:g}",
+    )
+    parser.add_argument("--json", action="store_true", help="print ranges and warnings as JSON")
+
+
+def add_data_arguments(parser: argparse.ArgumentParser) -> None:
+    """The model, the data, and how ranges are chosen: what every command that calibrates takes."""
     parser.add_argument(
         "--model",
         required=True,
@@ -55,7 +76,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="FOLDER|FILE|PACKAGE.MODULE:LOADER",
         help="a folder of images, a .npy, .npz or .csv file, or a callable that returns an iterable of batches",
     )
-    parser.add_argument("--out", metavar="FILE", help="write the int8 model there; without it only ranges are printed")
     parser.add_argument(
         "--observer",
         default="histogram",
@@ -72,12 +92,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default=[],
         help="of that observer, as in --observer percentile --observer-option percentile=99.9; may be repeated",
     )
-    parser.add_argument("--save-ranges", metavar="FILE", help="write every range there, as JSON to look at and to edit")
-    parser.add_argument(
-        "--ranges",
-        metavar="FILE",
-        help="take the ranges of this file, which --save-ranges wrote, not those of the data",
-    )
     parser.add_argument("--limit", type=_positive, metavar="N", help="take N samples; of a loader, N batches")
     parser.add_argument("--batch-size", type=_positive, default=32, metavar="N", help="default: 32")
     parser.add_argument("--shuffle", action="store_true", help="take samples in a random order, before --limit")
@@ -93,16 +107,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--mean", type=_numbers, metavar="M[,M...]", help="subtracted then, one or per channel")
     parser.add_argument("--std", type=_numbers, metavar="S[,S...]", help="divided by then, one or per channel")
     parser.add_argument("--fields", type=_names, metavar="NAME[,NAME]", help="arrays of an .npz, columns of a .csv")
-    parser.add_argument("--checkpoint", metavar="FILE", help="keep the state there, and go on from it after a kill")
-    parser.add_argument(
-        "--checkpoint-every",
-        type=float,
-        default=CHECKPOINT_SECONDS,
-        metavar="SECONDS",
-        help=f"default: {CHECKPOINT_SECONDS:g}",
-    )
     parser.add_argument("--quiet", action="store_true", help="no progress bar")
-    parser.add_argument("--json", action="store_true", help="print ranges and warnings as JSON")
 
 
 def calibrate(options: argparse.Namespace, verbs: Verbs) -> int:

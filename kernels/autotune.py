@@ -16,19 +16,9 @@ from typing import Any
 
 import torch
 from quant.kernels import dispatch
+from quant.kernels.race import ROUNDS, clearly_faster, race
 from quant.kernels.tuning import FLOAT, Tuned, Tuning
 from torch import Tensor, nn
-
-ROUNDS = 15
-SAMPLE_SECONDS = 0.002
-"""Approximate length of a sample, during which a candidate is called repeatedly: far above the clock's resolution."""
-
-HOPELESS = 3.0
-"""A candidate whose first call takes this many times the fastest first call is not measured further."""
-
-WORTH, OFTEN = 0.02, 0.8
-"""The dispatcher's choice is kept unless another backend is faster by the first share in the second share of rounds: a
-layer without a choice of its own adapts to the machine that it is loaded on."""
 
 SHAPES = 8
 """Most input shapes of one layer that are measured; further ones are ignored."""
@@ -163,7 +153,7 @@ def _tune(group: _Group, names: Sequence[str], originals: Mapping[str, nn.Module
     before = [part.backend for part in group.parts]
     _choose(group, "")
     try:
-        samples, cannot = _race(contenders, clock)
+        samples, cannot = race(contenders, clock, needed=("",))
     except BaseException:
         for part, backend in zip(group.parts, before, strict=True):
             part.backend = backend
@@ -179,12 +169,9 @@ def _tune(group: _Group, names: Sequence[str], originals: Mapping[str, nn.Module
 def _fastest(samples: Mapping[str, list[float]]) -> str:
     """The backend with the least median, or '' where it is not clearly faster than the dispatcher's choice."""
     best = min((name for name in samples if name != FLOAT), key=lambda name: statistics.median(samples[name]))
-    default = samples[""]
-    if len(default) < ROUNDS:
+    if len(samples[""]) < ROUNDS:
         return best  # too slow to be measured further
-    rounds = list(zip(samples[best], default, strict=True))
-    wins = sum(mine < (1 - WORTH) * its for mine, its in rounds)
-    return best if wins >= OFTEN * len(rounds) else ""
+    return best if clearly_faster(samples[best], samples[""]) else ""
 
 
 def _choose(group: _Group, backend: str) -> None:
@@ -203,39 +190,6 @@ def _caller(module: nn.Module, group: _Group, backend: str | None) -> Callable[[
                 module(*one.args, **one.kwargs)
 
     return call
-
-
-def _race(
-    contenders: Mapping[str, Callable[[], None]], clock: Callable[[], float]
-) -> tuple[dict[str, list[float]], dict[str, str]]:
-    """The times of each contender, round by round, or one for a hopeless one; and why some have none."""
-    first: dict[str, float] = {}
-    cannot: dict[str, str] = {}
-    for name, call in contenders.items():
-        try:
-            call()  # packs weights
-            first[name] = _timed(call, 1, clock)
-        except (ValueError, TypeError, NotImplementedError, RuntimeError) as error:
-            if name == "":
-                raise
-            cannot[name] = f"{type(error).__name__}: {error}"
-    limit = HOPELESS * min(first.values())
-    samples = {name: [spent] for name, spent in first.items() if spent > limit}
-    racing = {name: max(1, round(SAMPLE_SECONDS / max(spent, 1e-9))) for name, spent in first.items() if spent <= limit}
-    samples.update({name: [] for name in racing})
-    order = list(racing)
-    for turn in range(ROUNDS):
-        # Each round starts with another, so that nobody always follows the same neighbour.
-        for name in order[turn % len(order) :] + order[: turn % len(order)]:
-            samples[name].append(_timed(contenders[name], racing[name], clock))
-    return {name: samples[name] for name in first}, cannot
-
-
-def _timed(call: Callable[[], None], repeats: int, clock: Callable[[], float]) -> float:
-    start = clock()
-    for _ in range(repeats):
-        call()
-    return (clock() - start) / repeats
 
 
 def _shapes(tree: Any) -> str:

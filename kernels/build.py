@@ -19,7 +19,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -173,6 +173,11 @@ def sources(target: Target) -> list[Path]:
     return [path for path in _sources_in(SOURCES, target.arch) if path.name != STANDALONE]
 
 
+def binding_sources(arch: str) -> list[Path]:
+    """The files that include torch's headers."""
+    return _sources_in(SOURCES / "torch", arch)
+
+
 def core_sources(arch: str) -> list[Path]:
     """The files of the core alone, which include no header of torch or Python."""
     return _sources_in(SOURCES / "core", arch)
@@ -259,24 +264,37 @@ def build(target: Target, *, core: Path | None = None, jobs: int | None = None) 
     Raises:
         BuildError: the output cannot be written, or a file did not compile or link; the message quotes the compiler.
     """
-    _check_writable(target.output)
-    with tempfile.TemporaryDirectory(prefix="octet-build-") as folder:
-        # The files of the binding take a minute each and the others seconds: the slow ones start first.
-        wanted = sorted(sources(target), key=_is_core)
+    [output] = build_each([target], core=core, jobs=jobs)
+    output.with_suffix(".stamp").write_text(fingerprint(target))
+    return output
+
+
+def build_each(targets: Sequence[Target], *, core: Path | None = None, jobs: int | None = None) -> list[Path]:
+    """`build` for several torches, by one compiler and for one architecture: the core is compiled once. No stamps.
+
+    Raises:
+        BuildError: as `build`.
+    """
+    cxx, arch = targets[0].cxx, targets[0].arch
+    for target in targets:
+        _check_writable(target.output)
+    with tempfile.TemporaryDirectory(prefix="octet-build-") as name:
+        folder = Path(name)
+        of_torch = [
+            _compile_all(cxx, binding_sources(arch), folder / str(index), target.torch_dir, jobs)
+            for index, target in enumerate(targets)
+        ]
+        wanted = [path for path in core_sources(arch) if core is not None or path.name != STANDALONE]
+        of_core = _compile_all(cxx, wanted, folder / "core", None, jobs)
         if core is not None:
-            wanted += [path for path in core_sources(target.arch) if path.name == STANDALONE]
-        compiled = _compile_all(target.cxx, wanted, Path(folder), target.torch_dir, jobs)
-        if core is not None:
-            _archive(
-                [compiled[path] for path in core_sources(target.arch)], core, core_fingerprint(target.cxx, target.arch)
-            )
-        objects = [compiled_file for source, compiled_file in compiled.items() if source.name != STANDALONE]
-        # Beside the output, so that the rename that publishes it is atomic.
-        whole = target.output.with_name(f".{target.output.name}.{os.getpid()}")
-        _run(_link_command(target, objects, whole))
-        os.replace(whole, target.output)
-    target.output.with_suffix(".stamp").write_text(fingerprint(target))
-    return target.output
+            _archive(of_core.values(), core, core_fingerprint(cxx, arch))
+        objects = [compiled for source, compiled in of_core.items() if source.name != STANDALONE]
+        for target, own in zip(targets, of_torch, strict=True):
+            # Beside the output, so that the rename that publishes it is atomic.
+            whole = target.output.with_name(f".{target.output.name}.{os.getpid()}")
+            _run(_link_command(target, [*own.values(), *objects], whole))
+            os.replace(whole, target.output)
+    return [target.output for target in targets]
 
 
 def build_core(cxx: str, arch: str, output: Path, *, jobs: int | None = None) -> Path:
@@ -296,6 +314,8 @@ def _compile_all(
     cxx: str, files: list[Path], folder: Path, torch_dir: Path | None, jobs: int | None
 ) -> dict[Path, Path]:
     """The object of each file, in their order."""
+
+    folder.mkdir(parents=True, exist_ok=True)
 
     def compile_one(source: Path) -> Path:
         compiled_file = folder / f"{source.stem}.o"

@@ -31,6 +31,8 @@ from quant.kernels.recurrent.kind import find
 from torch import Tensor
 
 _BINDING = Path(__file__).resolve().parent / "csrc" / "torch"
+OF_TORCH = "_octet_torch{}.so"
+"""In a wheel: the extension for a minor version of torch, such as `2_13`. What `quant build` writes is `_octet.so`."""
 
 
 def _schemas() -> dict[str, str]:
@@ -51,10 +53,19 @@ LIBRARIES = tuple(
 )
 """The backends inside the extension."""
 
-DEFAULT_EXTENSION = Path(__file__).resolve().parent / "_octet.so"
+_HERE = Path(__file__).resolve().parent
 
 _library = torch.library.Library("octet", "FRAGMENT")
 _lock = threading.Lock()
+
+
+def extension_path() -> Path:
+    """QUANT_EXTENSION, else what `quant build` writes, else what a wheel has for this torch. It need not exist."""
+    named, built = os.environ.get("QUANT_EXTENSION", ""), _HERE / "_octet.so"
+    if named:
+        return Path(named)
+    shipped = _HERE / OF_TORCH.format("_".join(torch.__version__.split(".")[:2]))
+    return shipped if shipped.exists() and not built.exists() else built
 
 
 @functools.cache
@@ -63,13 +74,12 @@ def extension_problem() -> str:
 
     QUANT_EXTENSION names another file than the default; "none" loads no extension.
     """
-    named = os.environ.get("QUANT_EXTENSION", "")
-    if named == "none":
+    path = extension_path()
+    if str(path) == "none":
         return "QUANT_EXTENSION=none leaves the compiled kernels out"
-    path = Path(named) if named else DEFAULT_EXTENSION
     with _lock:
         if not path.exists():
-            return f"the compiled kernels are not built ({path.name} is missing); `quant build` builds them"
+            return _missing(path)
         try:
             torch.ops.load_library(str(path))
         except OSError as error:
@@ -78,6 +88,17 @@ def extension_problem() -> str:
     if missing:
         return _of_other_sources(path, "it has no", missing)
     return _of_other_sources(path, "other arguments has", other) if other else ""
+
+
+def _missing(path: Path) -> str:
+    shipped = [name.stem.rpartition("torch")[2] for name in _HERE.glob(OF_TORCH.format("*"))]
+    if not shipped:
+        return f"the compiled kernels are not built ({path.name} is missing); `quant build` builds them"
+    versions = ", ".join(sorted((one.replace("_", ".") for one in shipped), key=lambda one: int(one.partition(".")[2])))
+    return (
+        f"the compiled kernels of this installation are for torch {versions}, and this is torch {torch.__version__}; "
+        "`quant build` builds them for it"
+    )
 
 
 def _of_other_sources(path: Path, how: str, names: list[str]) -> str:

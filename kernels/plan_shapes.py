@@ -143,7 +143,6 @@ def _pad(settings: Settings) -> None:
         len(widths) % 2 == 0 and pairs <= q.dim(), "its widths are not in pairs, or more than its input's dimensions"
     )
     expect(q.dtype is not torch.int64, "its input is int64")
-    expect(q.dtype.itemsize == 1 or (mode == "constant" and min(widths) >= 0), f"its input is {q.dtype}")
     fits = mode == "constant" or (pairs <= 3 and q.dim() - pairs in (1, 2))
     expect(fits, f"mode {mode} is for the last dimensions of all but one or two")
     expect(mode == "constant" or 0 not in q.shape[q.dim() - pairs - 1 :], "its input has no values to repeat")

@@ -213,7 +213,7 @@ def pad(q: Tensor, widths: Sequence[int], mode: str, fill: int) -> Tensor:
     """torch's pad; mode "constant" fills with the integer `fill`."""
     if mode == "constant":
         return F.pad(q, list(widths), mode, fill)
-    return F.pad(q.to(torch.float32), list(widths), mode).to(torch.uint8)
+    return F.pad(q.to(torch.float32), list(widths), mode).to(q.dtype)
 
 
 def _centred(q: Tensor, zero_point: int) -> Tensor:

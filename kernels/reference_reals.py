@@ -6,6 +6,7 @@ every route through the kernels gives the same bits.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 import torch
@@ -93,6 +94,11 @@ def binary_f32(a: Tensor, b: Tensor, by: str) -> Tensor:
     return ARITHMETIC[by](a, b)
 
 
+def gelu(x: Tensor) -> Tensor:
+    """x * (1 + erf(x / sqrt 2)) / 2 (Hendrycks and Gimpel 2016, arXiv 1606.08415); torch's own is NaN at infinity."""
+    return x * 0.5 * (1 + torch.erf(x * math.sqrt(0.5)))
+
+
 FUNCTIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "neg": torch.neg,
     "abs": torch.abs,
@@ -103,6 +109,7 @@ FUNCTIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "tanh": torch.tanh,
     "cos": torch.cos,
     "sin": torch.sin,
+    "gelu": gelu,
 }
 """By the words that a plan's text has for them, in the order of the kernels (csrc/core/rows/reals.h)."""
 

@@ -1,7 +1,7 @@
 """Observers, which choose ranges from the values they see, and fake quantisation. README.md says which to take when."""
 
 from quant.observers.base import NoDataSeen, Observer, RangeObserver
-from quant.observers.channel_mean import ChannelMean
+from quant.observers.channel_mean import ChannelMean, ChannelSquare
 from quant.observers.entropy import EntropyObserver
 from quant.observers.fake_quantize import FakeQuantize, FakeQuantizeBase, ScaleCollapsed
 from quant.observers.fixed import FixedObserver
@@ -33,6 +33,7 @@ __all__ = [
     "LEARNED",
     "OBSERVERS",
     "ChannelMean",
+    "ChannelSquare",
     "EntropyObserver",
     "FakeQuantize",
     "FakeQuantizeBase",

@@ -82,3 +82,15 @@ class ChannelMean(Observer):
 
     def _settings(self) -> dict[str, object]:
         return {**super()._settings(), "axis": self.axis}
+
+
+class ChannelSquare(ChannelMean):
+    """Keeps the mean square of a layer's input per channel, by which `convert` chooses scales of few bits.
+
+        mean = E[x**2]        per channel
+
+    Otherwise as ChannelMean.
+    """
+
+    def _observe(self, x: Tensor) -> None:
+        super()._observe(x.to(torch.float32).square())

@@ -17,6 +17,7 @@ from quant import kernels
 if TYPE_CHECKING:
     from quant import calibrate, observers, types
     from quant.artefact import ArtefactError, load, save
+    from quant.autoquant import autoquant
     from quant.compare import compare
     from quant.convert import NotCalibrated, convert
     from quant.dynamic import quantize_dynamic
@@ -33,7 +34,9 @@ if TYPE_CHECKING:
     from quant.prepare import prepare
     from quant.qat import QATSchedule, check_optimizer, distill_loss, prepare_qat
     from quant.recipe import QConfig, Recipe, RecipeError
+    from quant.reconstruction import learn_rounding
     from quant.report import Report, summary
+    from quant.sensitivity import sensitivity
 
 __all__ = [
     "ArtefactError",
@@ -44,6 +47,7 @@ __all__ = [
     "Recipe",
     "RecipeError",
     "Report",
+    "autoquant",
     "calibrate",
     "check_optimizer",
     "compare",
@@ -54,6 +58,7 @@ __all__ = [
     "export_onnx",
     "from_torch_ao",
     "kernels",
+    "learn_rounding",
     "load",
     "load_onnx",
     "observers",
@@ -65,6 +70,7 @@ __all__ = [
     "register_leaf",
     "report_html",
     "save",
+    "sensitivity",
     "summary",
     "to_qdq",
     "types",
@@ -74,6 +80,7 @@ __version__ = "0.1.0.dev0"
 
 _MODULES = {
     "artefact": ("ArtefactError", "load", "save"),
+    "autoquant": ("autoquant",),
     "compare": ("compare",),
     "convert": ("NotCalibrated", "convert"),
     "dynamic": ("quantize_dynamic",),
@@ -90,7 +97,9 @@ _MODULES = {
     "prepare": ("prepare",),
     "qat": ("QATSchedule", "check_optimizer", "distill_loss", "prepare_qat"),
     "recipe": ("QConfig", "Recipe", "RecipeError"),
+    "reconstruction": ("learn_rounding",),
     "report": ("Report", "summary"),
+    "sensitivity": ("sensitivity",),
 }
 """Where the names above stand that are no modules."""
 

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from quant.calibrate.batches import Caller, check_batches
+from quant.copying import copy_model
 from quant.diagnosis import StepSums
 from quant.error_parts import Range, StepError, percent
 from quant.graph import Graph, Kind, Node, evaluate, expected_call
@@ -36,6 +37,7 @@ from quant.runtime.instructions import (
 from quant.runtime.keys import module_of
 from quant.runtime.layers.products import LinearProduct
 from quant.runtime.layers.quant_module import QuantModule
+from quant.runtime.layers.scaled_linear import columns_of, scale_inputs
 from quant.runtime.layers.weighted import StaticLayer
 from quant.runtime.names import child_of, full_name
 from quant.runtime.program_runner import ProgramRunner
@@ -132,7 +134,7 @@ def compare(model: nn.Module, converted: nn.Module, batches: Iterable[Any]) -> C
     if not units:
         raise ValueError("quant.compare: expected a model from quant.convert, with integer layers in it")
     check_batches(batches, "quant.compare")
-    model = like(model, converted)
+    model = _with_scaled_inputs(like(model, converted), converted)
     settings = _settings(converted)
     sums: Sums = {}
     outside: set[str] = set()
@@ -158,6 +160,12 @@ def compare(model: nn.Module, converted: nn.Module, batches: Iterable[Any]) -> C
         raise ValueError("quant.compare: no batch came, or no integer step ran; give at least one batch")
     errors = sorted((total.error(name) for name, total in sums.items()), key=lambda error: error.own_sqnr)
     return Comparison(tuple(errors), _unreached(units, sums), tuple(sums), tuple(sorted(outside)))
+
+
+def _with_scaled_inputs(model: nn.Module, converted: nn.Module) -> nn.Module:
+    """The model, or a copy with the scaled inputs that `converted` has, whose calls the program stands for."""
+    columns = columns_of(converted)
+    return scale_inputs(copy_model(model), columns) if columns else model
 
 
 def units_of(converted: nn.Module) -> dict[str, nn.Module]:
@@ -245,7 +253,8 @@ def _add_program(
         kind, weighted = _kind(instruction, runner)
         node = graph.nodes[value.node]
         rounds = isinstance(instruction, Quantize)
-        own = held.reals[value.node] if rounds else _own(node, graph, runner, model, held)
+        unrounded = isinstance(instruction, LayerCall) and runner.program.values[instruction.source].qparams is None
+        own = held.reals[value.node] if rounds else _own(node, graph, runner, model, held, unrounded=unrounded)
         step = node.label if rounds else instruction.step
         name = full_name(path, step)
         module = _module_of(name, settings) if weighted else ""
@@ -282,15 +291,15 @@ def _float_values(graph: Graph, model: nn.Module, call: Call) -> dict[int, Any]:
     return seen
 
 
-def _own(node: Node, graph: Graph, runner: ProgramRunner, model: nn.Module, held: Held) -> Tensor:
-    """The value of a step in float, on the int8 step's inputs.
+def _own(node: Node, graph: Graph, runner: ProgramRunner, model: nn.Module, held: Held, *, unrounded: bool) -> Tensor:
+    """The value of a step in float, on the int8 step's inputs; `unrounded`: on those in float, of both forms.
 
     Values between calls that were folded into one step (conv, batch norm, ReLU) are not in the program: they are
     computed from the nearest values that are.
     """
 
     def value(index: int) -> Any:
-        if index in held.integers:
+        if index in held.integers and not (unrounded and index in held.reals):
             known = Range(*runner.ranges[index])
             return map_leaves(lambda q: known.real(q) if isinstance(q, Tensor) else q, held.integers[index])
         if index in held.reals:

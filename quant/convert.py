@@ -25,6 +25,7 @@ from quant.qat.checks import check_trained
 from quant.recipe import QConfig
 from quant.report import attach_report
 from quant.runtime.keys import ProgramKey
+from quant.runtime.layers.scaled_linear import ScaledLinear, columns_of
 from quant.runtime.names import attribute, full_name, has_submodule, submodule
 from quant.runtime.program_runner import ProgramRunner
 from quant.runtime.programs import RESERVED
@@ -108,8 +109,8 @@ def _converted(prepared: nn.Module, backend: str | None) -> nn.Module:
     dynamic = _leave_float(model, info)
     ranges = _calibrated(model)
     tensors = sizes_before(model)
-    float_model = fingerprint(model)
-    kinds = {name: type(module).__name__ for name, module in model.named_modules(remove_duplicate=False)}
+    float_model, scaled = fingerprint(model), list(columns_of(model))
+    kinds = {name: _kind(module) for name, module in model.named_modules(remove_duplicate=False)}
     programs = all_runners(model)
     hooked = silenced(programs)
     calls = {key: signature(runner.graph, runner.root) for key, runner in programs.items()}
@@ -144,11 +145,14 @@ def _converted(prepared: nn.Module, backend: str | None) -> nn.Module:
     alone = {key: one.example for key, one in programs.items() if one.alone and key not in added}
     description["alone"] = by_text(alone)
     description.update(dynamic=dynamic, removed=removed, fingerprint=float_model)
+    if scaled:
+        description["scaled"] = scaled
     model.__dict__[DESCRIPTION] = description
     note_programs(model, entries)
     for name in hooked:
         outcome, detail = entries.get(name, ("float", "seen through: its forward is a part of the program"))
         entries[name] = (outcome, f"{detail}; its forward hooks do not run")
+    entries = {name: one for name, one in entries.items() if name.rpartition(".")[0] not in scaled}
     note_half(model)
     note_dtypes(model, entries)
     for module in model.modules():
@@ -159,6 +163,11 @@ def _converted(prepared: nn.Module, backend: str | None) -> nn.Module:
     show_programs(model)
     attach_report(model, make_report(model, tensors, kinds, entries, info))
     return model
+
+
+def _kind(module: nn.Module) -> str:
+    """The class of the user's module, as the report calls it."""
+    return nn.Linear.__name__ if isinstance(module, ScaledLinear) else type(module).__name__
 
 
 def _check_whole(prepared: nn.Module) -> None:

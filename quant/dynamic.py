@@ -6,9 +6,14 @@ error leaves the model unchanged.
 
 from __future__ import annotations
 
+import os
+from collections.abc import Iterable
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 
+from quant.calibrate.driver import Forward
 from quant.copying import copy_model, settled
 from quant.dynamic_decisions import (
     TABLES,
@@ -19,6 +24,7 @@ from quant.dynamic_decisions import (
     check_weights,
     decide,
 )
+from quant.dynamic_rounding import SAMPLES, check_rounding, round_by_data
 from quant.kernels import dispatch, narrow
 from quant.kernels.backend import Backend
 from quant.kernels.registry import described
@@ -29,12 +35,23 @@ from quant.nn.recurrent import Direction, RecurrentCell, RecurrentSequence, inte
 from quant.nn.registry import is_own, maker
 from quant.recipe import QConfig, Recipe, RecipeError
 from quant.report import Report, ReportEntry, attach_report, own_bytes, summary
+from quant.rounding.methods import NEAREST
 from quant.runtime.names import full_name
 
 
 @torch.inference_mode(False)
 def quantize_dynamic(
-    model: nn.Module, recipe: Recipe | None = None, backend: str | None = None, inplace: bool = False
+    model: nn.Module,
+    recipe: Recipe | None = None,
+    backend: str | None = None,
+    inplace: bool = False,
+    *,
+    batches: Iterable[Any] | None = None,
+    rounding: str = NEAREST,
+    forward: Forward | None = None,
+    samples: int = SAMPLES,
+    checkpoint: str | os.PathLike[str] | None = None,
+    progress: bool = True,
 ) -> nn.Module:
     """Replace every supported module of a float model, the root included, by its int8 stand-in.
 
@@ -50,6 +67,14 @@ def quantize_dynamic(
         backend: a name of `quant.kernels.available()` for every layer; default: the recipe's, else the fastest that is
             exact on the machine that runs the model.
         inplace: change `model` itself rather than a copy. A supported root cannot be changed in place: use the result.
+        batches: inputs as for `quant.quantize_static`, by which the weights of linear layers are rounded. Of 4 bits and
+            fewer their scales then follow from the error of the layer's output.
+        rounding: of linear layers, with batches: "nearest"; or, by what rounding does to a layer's output behind the
+            rounded ones before it, "gptq" (Frantar et al. 2022) or "adaround" (Nagel et al. 2020).
+        forward: called with (model, batch) where the model is not simply called with its inputs.
+        samples: the most samples of `batches` that are used.
+        checkpoint: a file that rounding writes after each block of layers and goes on from, to the same bits.
+        progress: of rounding, a bar on standard error.
 
     Returns:
         The quantised model; `quant.summary` of it says what became of each module.
@@ -60,13 +85,16 @@ def quantize_dynamic(
         BackendUnavailable: the backend does not exist or cannot be used here.
         TypeError: a module to quantise holds anything but float32, bfloat16 and float16, or is on another device than
             the CPU.
-        ValueError: a weight holds NaN or inf.
+        ValueError: a weight holds NaN or inf; or `rounding` is unknown, or has no batches.
+        DataError, CalibrationError, CheckpointError: there are no batches; the model failed on one; as the checkpoint
+            of `quant.learn_rounding`.
     """
     if not isinstance(model, nn.Module):
         raise TypeError(f"quantize_dynamic: expected an nn.Module, got {type(model).__name__}")
     recipe = Recipe() if recipe is None else recipe
     if not isinstance(recipe, Recipe):
         raise TypeError(f"quantize_dynamic: expected a quant.Recipe, got {type(recipe).__name__}")
+    check_rounding(rounding, batches, checkpoint)
     chosen = backend or recipe.backend or ""
     used = dispatch.find(chosen) if chosen else dispatch.current()
     decisions = decide(model, recipe)
@@ -77,6 +105,11 @@ def quantize_dynamic(
     decisions = decide(model, recipe)
     check_something(decisions)
     _build(decisions, chosen)
+    if batches is not None:
+        round_by_data(
+            model, decisions, batches, rounding, forward=forward, samples=samples, checkpoint=checkpoint,
+            progress=progress,
+        )  # fmt: skip
     report = _report(decisions, used, summary(model))
     result = _replace(model, decisions)
     leave_fast_paths(result)
@@ -185,6 +218,7 @@ def _report(decisions: list[Decision], used: Backend, before: Report) -> Report:
             outcome, detail = _describe(decision.replacement, decision.qconfig, used)
             if decision.tied_to is not None:
                 detail += f"; shares its weight with {decision.tied_to or '(root)'}"
+            detail += f"; {decision.rounding}" if decision.rounding else ""
             entries.append(ReportEntry(name, kind, outcome, detail + also, decision.bytes_before, after))
         elif isinstance(decision.module, QuantModule):
             size = sum(own_bytes(module) for module in decision.module.modules())

@@ -34,7 +34,12 @@ class NothingQuantized(ValueError):
 
 @dataclass
 class Decision:
-    """The decision for one module, and the reason."""
+    """The decision for one module, and the reason.
+
+    Attributes:
+        tied_to: the module whose weight it shares.
+        rounding: for the report, how data chose its integers.
+    """
 
     module: nn.Module
     names: list[str]
@@ -43,6 +48,7 @@ class Decision:
     bytes_before: int = 0
     replacement: QuantModule | None = None
     tied_to: str | None = None
+    rounding: str = ""
 
     @property
     def where(self) -> str:

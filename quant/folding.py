@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from quant.graph import Graph, Kind, Node, evaluate
+from quant.graph import Graph, Kind, Node, evaluate, written_arguments, written_origin
 from quant.runtime.names import attribute
 from quant.runtime.objects import Result
 from quant.runtime.trees import Attr, Ref, leaves
@@ -144,7 +144,7 @@ def is_own_norm(node: Node, graph: Graph) -> bool:
     arguments = norm_arguments(node)
     own = [arguments.get(name) for name in NORM_ARGUMENTS[1:5]]
     kept = arguments.get("running_mean") is not None and arguments.get("running_var") is not None
-    settled = all(depends_on_nothing(graph, one) and not _is_written(graph, one) for one in own)
+    settled = all(depends_on_nothing(graph, one) and not is_written(graph, one) for one in own)
     return kept and not arguments.get("training") and settled
 
 
@@ -153,7 +153,7 @@ def own_shape(graph: Graph, root: nn.Module, source: Any) -> tuple[int, ...] | N
 
     Tensors that a forward writes to are read at every call, and so are not constants.
     """
-    if _is_written(graph, source):
+    if is_written(graph, source):
         return None
     if isinstance(source, Attr):
         source = attribute(root, source.path)
@@ -165,7 +165,8 @@ def own_shape(graph: Graph, root: nn.Module, source: Any) -> tuple[int, ...] | N
     return None if meta is None or meta.dtype != torch.float32 else meta.shape
 
 
-def _is_written(graph: Graph, source: Any) -> bool:
+def is_written(graph: Graph, source: Any) -> bool:
+    """Whether the forward writes to a parameter or buffer that an argument is, or is computed from."""
     written = _written_paths(graph)
     return bool(written) and not written.isdisjoint(_paths(graph, source))
 
@@ -176,8 +177,8 @@ def _written_paths(graph: Graph) -> set[str]:
     paths = {write.target for write in writes if isinstance(write.target, str)}
     for node in graph.nodes:
         in_place = node.kind is Kind.METHOD and node.target.endswith("_") and not node.target.endswith("__")
-        if (in_place or node.writes) and node.args and isinstance(node.args[0], Attr):
-            paths.add(node.args[0].path)
+        origins = [written_origin(graph, one) for one in written_arguments(node)] if in_place or node.writes else []
+        paths.update(one.path for one in origins if isinstance(one, Attr))
     return paths
 
 

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from quant.runtime.expected_call import ExpectedCall, ExpectedInput
@@ -256,11 +257,21 @@ def expected_input(graph: Graph, value: int, name: str, quantized: Container[int
 def _written_before_guards(graph: Graph) -> tuple[Attr | Ref, ...]:
     """The buffers and inputs that a graph writes to before its last guard."""
     last = max((node.index for node in graph.nodes if node.kind is Kind.GUARD), default=0)
-    origins = [_written_origin(graph, node.args[0]) for node in graph.nodes[:last] if node.writes and node.args]
+    written = [one for node in graph.nodes[:last] if node.writes for one in written_arguments(node)]
+    origins = [written_origin(graph, one) for one in written]
     return tuple(dict.fromkeys(one for one in origins if one is not None))
 
 
-def _written_origin(graph: Graph, source: Any) -> Attr | Ref | None:
+def written_arguments(node: Node) -> tuple[Any, ...]:
+    """The arguments that a call with `writes` changes: the first, and of F.batch_norm its running statistics."""
+    if node.target is F.batch_norm:
+        places = ((1, "running_mean"), (2, "running_var"))
+        given = (node.args[place] if place < len(node.args) else node.kwargs.get(name) for place, name in places)
+        return tuple(one for one in given if one is not None)
+    return node.args[:1]
+
+
+def written_origin(graph: Graph, source: Any) -> Attr | Ref | None:
     """Whose memory a written tensor is: the buffer or the input that it is a view of."""
     while isinstance(source, Ref) and graph.nodes[source.index].kind is not Kind.INPUT:
         node = graph.nodes[source.index]

@@ -7,6 +7,8 @@ to float32 and outputs to the dtypes of the user's model.
 
 from __future__ import annotations
 
+import inspect
+from collections import OrderedDict
 from collections.abc import Iterator
 from typing import Any
 
@@ -97,7 +99,9 @@ def kinds_of(output: Any) -> list[torch.dtype | None]:
 
 
 def widened(tree: Any) -> Any:
-    """Nested values with tensors of half types in float32."""
+    """Nested values, or arguments that `inspect` bound, with tensors of half types in float32."""
+    if isinstance(tree, inspect.BoundArguments):
+        return inspect.BoundArguments(tree.signature, OrderedDict(widened(dict(tree.arguments))))
     return map_leaves(lambda leaf: leaf.float() if isinstance(leaf, Tensor) and _dtype(leaf) in HALVES else leaf, tree)
 
 

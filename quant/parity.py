@@ -203,6 +203,11 @@ def _held_by_layer(layer: nn.Module, runner: GraphRunner, *args: Any, **kwargs: 
         output = result[0] if step.output != step.nodes[0] else result
         return Held({**values, step.output: output}, {read: q_x})
     [read] = step.inputs
+    if step.reads_two_bytes:
+        assert isinstance(layer, StaticLayer)
+        [real] = (*args, *kwargs.values())
+        output = {step.output: layer.compute(real, layer.own)}
+        return Held({read: real}, output) if runner.fused.emits_integers(step) else Held({read: real, **output})
     q_x = runner.qparams(runner.fused.slot_of[read]).quantize(*args, **kwargs)
     output = {step.output: layer.compute(q_x, layer.own)}
     return Held({}, {read: q_x, **output}) if runner.fused.emits_integers(step) else Held(output, {read: q_x})

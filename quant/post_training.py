@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import itertools
+import os
 from collections.abc import Iterable
 from typing import Any
 
@@ -15,8 +16,13 @@ from quant.calibrate.batches import Arguments, Caller, check_batches
 from quant.calibrate.driver import Forward
 from quant.convert import convert
 from quant.forward_state import keeping_children
-from quant.prepare import prepare
+from quant.prepare import check_model, prepare
 from quant.recipe import Recipe
+from quant.reconstruction import learn_rounding
+from quant.rounding.methods import METHODS, NEAREST
+from quant.runtime.arguments import parameters_of
+from quant.runtime.programs import RESERVED
+from quant.smoothing.smooth import Smoothed, smoothed_model, some_batches
 
 
 @torch.inference_mode(False)
@@ -29,7 +35,10 @@ def quantize_static(
     forward: Forward | None = None,
     example_inputs: Any = None,
     limit: int | None = None,
+    rounding: str = NEAREST,
+    checkpoint: str | os.PathLike[str] | None = None,
     progress: bool = True,
+    smooth: bool = True,
 ) -> nn.Module:
     """The int8 form of a float model, its activation ranges taken from `batches`.
 
@@ -42,19 +51,45 @@ def quantize_static(
         forward: called with (model, batch) where the model is not simply called with its inputs.
         example_inputs: what the model is captured with, as in `prepare`; None takes those of its first call.
         limit: batches to take at most.
+        rounding: how weights become integers: "nearest"; or, by what they do to the model's outputs on the data,
+            "gptq" (seconds) or "adaround" (minutes), as `quant.learn_rounding` does with its defaults. Of 4 bits and
+            fewer it decides whether a model is of use; of 8 bits it gains little.
+        checkpoint: as for `quant.learn_rounding`.
         progress: show a progress bar.
+        smooth: look at what linear layers and convolutions get for the first batches, and, where the measured error of
+            their outputs says so, scale outlier channels into the weights (Xiao et al. 2022, arXiv:2211.10438) or
+            give a layer 16-bit activations. The report says where, with the error before and after.
 
     Raises:
         DataError: there are no batches, or `forward` never calls the model.
         NothingQuantized, RecipeError: as `prepare`.
+        ValueError: `rounding` is none of these, or a checkpoint has no use.
         NotCalibrated: the batches never reach some layer that is to be quantised; all are listed.
     """
     check_batches(batches, "quant.quantize_static")
+    if rounding not in (NEAREST, *METHODS):
+        legal = ", ".join(map(repr, (NEAREST, *METHODS)))
+        raise ValueError(f"quant.quantize_static: rounding is {rounding!r}, expected one of {legal}")
+    if checkpoint is not None and rounding == NEAREST:
+        raise ValueError(
+            "quant.quantize_static: checkpoint keeps what rounding='gptq' or 'adaround' learned; rounding to nearest "
+            "learns nothing"
+        )
+    if rounding != NEAREST:
+        batches = list(itertools.islice(batches, limit))  # gone through twice
     if example_inputs is None:
         example_inputs, batches = _example(model, batches, forward)
-    prepared = prepare(model, example_inputs, recipe)
+    check_model(model, "quant.quantize_static")
+    smoothed = Smoothed(model, recipe or Recipe())
+    if smooth and isinstance(smoothed.recipe, Recipe):  # `prepare` words the error
+        some, batches = some_batches(batches, limit)
+        smoothed = smoothed_model(model, some, smoothed.recipe, forward)
+    prepared = prepare(smoothed.model, example_inputs, smoothed.recipe)
+    prepared.__dict__[RESERVED + "_prepared"].measured = smoothed.notes
     with keeping_children(prepared):
         run(prepared, batches, forward=forward, limit=limit, progress=progress)
+        if rounding != NEAREST:
+            learn_rounding(prepared, batches, rounding, forward=forward, checkpoint=checkpoint, progress=progress)
     return convert(prepared, backend)
 
 
@@ -65,11 +100,21 @@ def _example(model: nn.Module, batches: Iterable[Any], forward: Forward | None) 
         if iterator is batches:  # a generator gives each batch once
             batches = itertools.chain([first], iterator)
         args, kwargs = Caller(model).arguments(first) if forward is None else _called_with(model, first, forward)
-        if args and kwargs:
-            args, kwargs = (), inspect.signature(type(model).forward).bind_partial(model, *args, **kwargs).arguments
-            kwargs = dict(itertools.islice(kwargs.items(), 1, None))  # without self
-        return kwargs or args, batches
+        return (_together(model, args, kwargs) if args and kwargs else kwargs or args), batches
     raise DataError("quant.quantize_static: there are no batches; give some hundred samples of real inputs")
+
+
+def _together(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Positional and keyword arguments as one example: a dict, where each has a name."""
+    parameters = parameters_of(model)
+    names = [one.name for one in itertools.takewhile(_has_name, parameters)]
+    if len(args) <= len(names):
+        return {**dict(zip(names, args, strict=False)), **kwargs}
+    return inspect.Signature(parameters).bind(*args, **kwargs)
+
+
+def _has_name(parameter: inspect.Parameter) -> bool:
+    return parameter.kind is parameter.POSITIONAL_OR_KEYWORD
 
 
 class _Called(Exception):

@@ -56,8 +56,9 @@ def prepare(
 
     Args:
         model: any module, unedited; left as it is.
-        example_inputs: a tensor, a tuple of positional arguments, or a dict of keyword arguments. They decide which
-            branches on sizes are taken; batch size and image size stay free where the model leaves them free.
+        example_inputs: a tensor, a tuple of positional arguments, a dict of keyword arguments, or both, as
+            `inspect.signature(model.forward).bind(...)` gives them. They decide which branches on sizes are taken;
+            batch size and image size stay free where the model leaves them free.
         recipe: which layers are quantised and how; None quantises everything that has an int8 kernel.
         examples: more inputs, of calls that `example_inputs` does not show: without a mask, with a cache, of a length
             at which the model decides otherwise. Each structure gets a program of its own. Calls that come in
@@ -90,7 +91,7 @@ def checked(
     return prepared
 
 
-def _check_model(model: nn.Module, verb: str) -> None:
+def check_model(model: nn.Module, verb: str) -> None:
     """Refuse what has no float forward to capture."""
     if not isinstance(model, nn.Module):
         raise TypeError(f"{verb}: expected an nn.Module, got {type(model).__name__}")
@@ -153,7 +154,7 @@ def planned(
         islands: as for `capture`.
         rules: as for `fuse`.
     """
-    _check_model(model, verb)
+    check_model(model, verb)
     if not isinstance(recipe, Recipe):
         raise TypeError(
             f"{verb}: expected a quant.Recipe, got {type(recipe).__name__}; quant.Recipe({{...}}) makes one"
@@ -261,7 +262,8 @@ def make_runner(module: nn.Module, fused: FusedGraph) -> GraphRunner:
 def slot_observer(slot: Slot) -> Observer:
     """The observer that a slot's QConfig asks for."""
     kind = slot.qconfig.activation_observer
-    return make_observer("histogram" if kind == "auto" else kind, scheme_of(slot), **slot.qconfig.activation_options)
+    usual = "minmax" if slot.two_bytes else "histogram"  # 16 bits have room for all that comes
+    return make_observer(usual if kind == "auto" else kind, scheme_of(slot), **slot.qconfig.activation_options)
 
 
 def scheme_of(slot: Slot) -> QScheme:

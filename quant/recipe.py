@@ -90,11 +90,13 @@ class QConfig:
         weight_symmetric: False gives each group a zero point too, so that its integers span the group's minimum to its
             maximum.
         per_channel: a weight scale per output channel (per gate row in recurrent layers), or one per tensor.
-        weight_observer: how the weight's range is chosen, a name in `quant.observers`. Training also learns it: "lsq",
-            "lsq+", "pact".
+        weight_observer: how the weight's range is chosen, a name in `quant.observers`. "auto" is "minmax"; of 4
+            bits and fewer, in calibration, the range with the least error of the layer's output on the data. Training
+            also learns it: "lsq", "lsq+", "pact".
         weight_options: of that observer, by name, as in {"percentile": 99.9}.
-        activation_bits: 8; 16 multiplies a high and a low byte in two passes, for inputs whose range 8 bits cannot
-            hold; "auto" (dynamic quantisation) takes 16 where the weights show that 8 would lose input features.
+        activation_bits: of the layer's input: 8; 16 multiplies a high and a low byte in two passes, for inputs whose
+            range 8 bits cannot hold (linear layers, in static quantisation convolutions too); "auto" takes 8, and 16
+            where dynamic quantisation sees by the weights that 8 would lose input features.
         activation_observer: how the range of what the layer puts out (and of inputs that no other layer makes) is
             chosen. "auto" is "histogram" in calibration and "moving_average" in training. Calibration takes every name
             in `quant.observers.OBSERVERS`; training those that need no search ("moving_average", "minmax", "fixed") and
@@ -111,7 +113,7 @@ class QConfig:
 
     weight_bits: int = 8
     per_channel: bool = True
-    weight_observer: str = "minmax"
+    weight_observer: str = AUTO
     weight_options: Mapping[str, float] = NO_OPTIONS
     activation_bits: int | Literal["auto"] = "auto"
     activation_observer: str = "auto"
@@ -168,8 +170,8 @@ class QConfig:
 
     @property
     def clips_weights(self) -> bool:
-        """Whether a weight may lie outside its range, as every `weight_observer` but "minmax" may choose."""
-        return self.weight_observer != "minmax"
+        """Whether training clips weights, as every `weight_observer` but "minmax" may choose."""
+        return self.weight_observer not in (AUTO, "minmax")
 
     def for_inputs(self) -> QConfig:
         """The settings of the values that the layer reads: a range by hand is that of what it puts out."""
@@ -203,7 +205,7 @@ class QConfig:
 def _checked_options(kind: str, observer: Any, options: Any) -> Options:
     """The options of an observer, each an int or a float; RecipeError where the observer does not know or take them."""
     where = f"QConfig: {kind}_observer"
-    if kind == "weight" or observer != AUTO:
+    if observer != AUTO:
         _check_observer(where, observer, of_weight=kind == "weight")
     if not isinstance(options, Mapping):
         raise RecipeError(f"QConfig: {kind}_options is {options!r}, expected a dict such as {{'percentile': 99.9}}")
@@ -211,9 +213,10 @@ def _checked_options(kind: str, observer: Any, options: Any) -> Options:
     if observer == AUTO:
         if checked:
             known = [name for name in (*OBSERVERS, *LEARNED) if option_names(name)]
+            article = "a" if kind == "weight" else "an"
             takers = [f"{name!r} takes {', '.join(option_names(name))}" for name in known]
             raise RecipeError(
-                f"QConfig: {kind}_options are {checked} without an {kind}_observer to take them; name one: "
+                f"QConfig: {kind}_options are {checked} without {article} {kind}_observer to take them; name one: "
                 f"{'; '.join(takers)}"
             )
         return checked
@@ -232,7 +235,7 @@ def _check_observer(where: str, observer: Any, *, of_weight: bool) -> None:
     except NotLoaded as error:
         raise RecipeError(f"{where}: {error}") from error
     if not exists:
-        known = names() if of_weight else [AUTO, *names()]
+        known = [AUTO, *names()]
         unfit = [name for name, one in OBSERVERS.items() if of_weight and one.follows_batches]
         raise RecipeError(
             f"{where} is {observer!r}, expected one of {', '.join(name for name in known if name not in unfit)}; that "
@@ -330,5 +333,37 @@ class Recipe:
         named = list(modules)
         return [rule for rule in self.rules if not any(rule.matches(name, module) for name, module in named)]
 
+    def to_dict(self) -> dict[str, Any]:
+        """A JSON-ready dictionary.
+
+        Raises:
+            RecipeError: a rule's pattern is a class or a function, which no file can name.
+        """
+        for rule in self.rules:
+            if not isinstance(rule.pattern, str):
+                raise RecipeError(f"rule {rule}: only names have a form in JSON; name the layers, with wildcards")
+        rules = [[rule.pattern, None if rule.qconfig is None else rule.qconfig.to_dict()] for rule in self.rules]
+        default = None if self.default is None else self.default.to_dict()
+        return {"rules": rules, "default": default, "backend": self.backend}
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> Recipe:
+        """The inverse of `to_dict`; an unknown field is an error that lists the known ones."""
+        unknown = sorted(set(data) - {"rules", "default", "backend"})
+        if unknown:
+            raise RecipeError(f"Recipe: unknown fields {unknown}, expected some of ['backend', 'default', 'rules']")
+        try:
+            pairs = [(str(pattern), _config(qconfig)) for pattern, qconfig in data.get("rules", ())]
+            default = _config(data["default"]) if "default" in data else QConfig()
+        except (TypeError, AttributeError) as error:
+            raise RecipeError(
+                "Recipe: expected 'rules' as a list of [pattern, settings or null], and 'default' as settings or null"
+            ) from error
+        return cls(pairs, default=default, backend=data.get("backend"))
+
     def __iter__(self) -> Iterator[Rule]:
         return iter(self.rules)
+
+
+def _config(data: Mapping[str, Any] | None) -> QConfig | None:
+    return None if data is None else QConfig.from_dict(data)

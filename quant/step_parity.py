@@ -80,7 +80,7 @@ class StepParity:
 
 
 def step_parity(name: str, step: Step, runner: GraphRunner, held: Held) -> StepParity:
-    expected = runner.simulated(step, _reals(runner, held))[step.output]
+    expected = runner.simulated(step, _reals(runner, held, unrounded=step.reads_two_bytes))[step.output]
     if not isinstance(expected, Tensor) or not expected.numel():
         return StepParity(name, 0.0, 0.0, 0)
     # In the converted model the readers of this step may be float.
@@ -177,14 +177,14 @@ def _real(qparams: QParams, integers: Tensor) -> Tensor:
     return qparams.dequantize(integers).contiguous()
 
 
-def _reals(runner: GraphRunner, held: Held) -> Callable[[int], Any]:
-    """A function that gives a node's real value: its integers dequantised, where it has any.
+def _reals(runner: GraphRunner, held: Held, *, unrounded: bool = False) -> Callable[[int], Any]:
+    """A function that gives a node's real value: its integers dequantised, where it has any and not `unrounded`.
 
     Values that follow from parameters alone are computed: they are in a look-up table, and no value of the program.
     """
 
     def value(index: int) -> Any:
-        integers = held.integers.get(index)
+        integers = None if unrounded and index in held.reals else held.integers.get(index)
         if integers is None and index not in held.reals:
             return evaluate(runner.graph.nodes[index], runner.root, value)
         if integers is None:

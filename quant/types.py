@@ -6,6 +6,7 @@ def worst(comparison: Comparison) -> str: ...
 """
 
 from quant.artefact import ArtefactError
+from quant.autoquant import Autoquantized, Trial
 from quant.calibrate import Calibration, CalibrationError, CalibrationWarning, CheckpointError, DataError, Row
 from quant.compare import Comparison
 from quant.convert import NotCalibrated
@@ -13,16 +14,19 @@ from quant.dynamic_decisions import NothingQuantized
 from quant.error_parts import Histogram, StepError
 from quant.kernels import BackendUnavailable
 from quant.kernels.tuning import Tuned, Tuning
+from quant.metric import MetricError, MetricWarning
 from quant.observers import NoDataSeen, ScaleCollapsed
 from quant.parity import Parity
 from quant.recipe import RecipeError
 from quant.report import Report, ReportEntry
 from quant.runtime.matching import CaptureMismatch
 from quant.runtime.uncaptured import UncapturedCall
+from quant.sensitivity import LayerSensitivity, Sensitivity
 from quant.step_parity import StepParity
 
 __all__ = [
     "ArtefactError",
+    "Autoquantized",
     "BackendUnavailable",
     "Calibration",
     "CalibrationError",
@@ -32,6 +36,9 @@ __all__ = [
     "Comparison",
     "DataError",
     "Histogram",
+    "LayerSensitivity",
+    "MetricError",
+    "MetricWarning",
     "NoDataSeen",
     "NotCalibrated",
     "NothingQuantized",
@@ -41,8 +48,10 @@ __all__ = [
     "ReportEntry",
     "Row",
     "ScaleCollapsed",
+    "Sensitivity",
     "StepError",
     "StepParity",
+    "Trial",
     "Tuned",
     "Tuning",
     "UncapturedCall",

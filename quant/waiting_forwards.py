@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 
 from torch import nn
 
-from quant.runtime.arguments import signature_of
+from quant.runtime.arguments import parameters_of, signature_of
 
 
 class WaitingForward:
@@ -44,8 +44,7 @@ class WaitingForward:
         """That of the user's forward, which libraries ask for."""
         if self.own_forward is not None:
             return inspect.signature(self.own_forward)
-        whole = signature_of(self.watches)
-        return whole.replace(parameters=list(whole.parameters.values())[1:])
+        return signature_of(self.watches).replace(parameters=parameters_of(self.watches))
 
     def as_it_is(self, args: tuple[Any, ...], kwargs: dict[str, Any], *, of: nn.Module | None = None) -> Any:
         """Run the user's forward, of the module or `of` a copy."""

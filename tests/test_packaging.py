@@ -183,6 +183,38 @@ def test_an_installed_wheel_with_kernels_needs_no_build(
     assert "compiling" in run_installed(target, code, CXX=str(fake_compiler), QUANT_EXTENSION="none")
 
 
+def shipped_wheel(sources: Path, folder: Path, *versions: str) -> Path:
+    """A wheel with an extension, an empty file, for each of these torches."""
+    kernels = folder / "kernels"
+    kernels.mkdir(parents=True)
+    for version in versions:
+        (kernels / f"_octet_torch{version}.so").touch()
+    return build_directly(sources, folder, OCTET_WHEEL_KERNELS=str(kernels), CXX="/nonexistent")
+
+
+def test_a_wheel_for_everybody_has_an_extension_for_each_torch(pure_wheel: Path, tmp_path: Path) -> None:
+    wheel = shipped_wheel(copy_sources(tmp_path / "sources"), tmp_path / "wheel", "2_9", "2_10")
+    assert "-py3-none-linux_" in wheel.name
+    added = {name for name in names(wheel) - names(pure_wheel) if ".dist-info/" not in name}
+    assert added == {"quant/kernels/_octet_torch2_9.so", "quant/kernels/_octet_torch2_10.so"}
+    target = install(wheel, tmp_path / "packages")
+    reason = "from quant.kernels import ops; print(ops.extension_path().name, '|', ops.extension_problem.__wrapped__())"
+    said = run_installed(target, f"import torch; torch.__version__ = '2.11.1+cpu'; {reason}")
+    assert said == (
+        "_octet.so | the compiled kernels of this installation are for torch 2.9, 2.10, and this is torch 2.11.1+cpu; "
+        "`quant build` builds them for it\n"
+    )
+    said = run_installed(target, f"import torch; torch.__version__ = '2.10.0'; {reason}")
+    assert "_octet_torch2_10.so | the compiled kernels do not load: " in said
+    (target / "quant/kernels/_octet.so").touch()  # by `quant build`
+    assert run_installed(target, reason).startswith("_octet.so | the compiled kernels do not load: ")
+
+
+def test_a_folder_without_extensions_makes_no_wheel_of_them(pure_wheel: Path, tmp_path: Path) -> None:
+    wheel = shipped_wheel(copy_sources(tmp_path / "sources"), tmp_path / "wheel")
+    assert wheel.name == pure_wheel.name
+
+
 def test_the_version_is_one(pure_wheel: Path) -> None:
     assert pure_wheel.name.split("-")[1] == quant.__version__
 

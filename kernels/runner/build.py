@@ -35,8 +35,12 @@ THREADS = {"openmp": ["-fopenmp"], "pool": ["-DOCTET_POOL", "-pthread"], "none":
 
 SECTIONS = ["-ffunction-sections", "-fdata-sections"]
 OWN_FLAGS = ["-std=c++20", "-Os", "-fPIC", "-fvisibility=hidden", "-Wall", "-Wextra", *SECTIONS]
+FAST = {"crc32.cpp": "-O2", "packed_gemm.cpp": "-O3"}
+"""Files that go over all weights when a model is opened."""
 LEFT_OUT = ("threads_openmp.cpp", "gemm_amx_emulated.cpp")
 """Files of the core that the runner has not: it brings its own threads, and emulated tiles are for tests."""
+INFERENCE_ALONE = "-DOCTET_INFERENCE_ALONE"
+"""Leaves out of the tables of rows what calibration and training call."""
 WITHOUT_EMULATION = "-DkAmxEmulatedGemm=kPortableGemm"
 """Where the table names the products over emulated tiles, it has the portable ones, which give the same sums."""
 
@@ -141,15 +145,17 @@ def flags_of(source: Path, threads: str, arch: str) -> list[str]:
     """The compiler flags of a file of the core or of the runner."""
     include = ["-iquote", str(HERE), "-iquote", str(kernels_build.SOURCES)]
     if source.parent == HERE:
-        return [*OWN_FLAGS, *THREADS[threads], *include]
+        return [*OWN_FLAGS, *([FAST[source.name]] if source.name in FAST else []), *THREADS[threads], *include]
     flags = kernels_build.flags_of(source)
     family = source.parent.name if kernels_build.set_of(source) is None else source.stem.partition("_")[0]
     # Portable kernels are the fallback on x86-64, and those of NEON on aarch64.
     if arch == "x86_64" and source.stem.endswith("_portable"):
         family = "gemm"
-    optimised = {"gemm": ["-O2"], "plan": ["-Os"]}.get(family, ["-O3"] if kernels_build.set_of(source) else ["-O2"])
-    flags[flags.index("-O3")] = optimised[0]
-    flags += [] if optimised == ["-O3"] else SECTIONS
+    of_family = {"gemm": "-O2", "plan": "-Os"}.get(family, "-O3" if kernels_build.set_of(source) else "-O2")
+    optimised = FAST.get(source.name, of_family)
+    flags[flags.index("-O3")] = optimised
+    flags += [] if optimised == "-O3" else SECTIONS
+    flags += [INFERENCE_ALONE] if source.stem.startswith("rows_") else []
     return [*flags, WITHOUT_EMULATION] if source.name == "instruction_sets.cpp" else flags
 
 
@@ -261,7 +267,7 @@ def _run(command: list[str]) -> None:
         raise kernels_build.BuildError(f"{' '.join(command)}\n{result.stderr.strip()[-4000:]}")
 
 
-SANITIZED = ("-fsanitize=address", "-fno-omit-frame-pointer", "-DFUZZING_BUILD_MODE_UNSAFE_FOR_PRODUCTION")
+SANITIZED = ("-fsanitize=address", "-fno-omit-frame-pointer", "-O1", "-DFUZZING_BUILD_MODE_UNSAFE_FOR_PRODUCTION")
 
 
 def build_fuzz(settings: Settings, jobs: int | None = None) -> Path:

@@ -34,11 +34,15 @@ FileBytes::FileBytes(const std::string& path) {
 #endif
   void* const mapped = mmap(nullptr, size_, PROT_READ, flags, file.number, 0);
   if (mapped == MAP_FAILED) throw std::invalid_argument("cannot read " + path + ": " + std::strerror(errno));
-  data_ = static_cast<uint8_t*>(mapped);
+  data_ = static_cast<const uint8_t*>(mapped);
+}
+
+FileBytes::FileBytes(const void* bytes, size_t size) : copy_(new uint8_t[size]), data_(copy_.get()), size_(size) {
+  std::memcpy(copy_.get(), bytes, size);
 }
 
 FileBytes::~FileBytes() {
-  if (data_) munmap(data_, size_);
+  if (data_ && !copy_) munmap(const_cast<uint8_t*>(data_), size_);
 }
 
 }  // namespace octet

@@ -1,8 +1,9 @@
-// The bytes of a file, mapped into memory where the system can.
+// The bytes of a file, mapped into memory where the system can; or a copy of some that are in memory.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <string>
 
 namespace octet {
@@ -11,6 +12,7 @@ class FileBytes {
  public:
   // Raises std::invalid_argument with the system's reason where the file cannot be read.
   explicit FileBytes(const std::string& path);
+  FileBytes(const void* bytes, size_t size);
   ~FileBytes();
   FileBytes(const FileBytes&) = delete;
   FileBytes& operator=(const FileBytes&) = delete;
@@ -19,7 +21,8 @@ class FileBytes {
   size_t size() const { return size_; }
 
  private:
-  uint8_t* data_ = nullptr;
+  std::unique_ptr<uint8_t[]> copy_;  // null where the file is mapped
+  const uint8_t* data_ = nullptr;
   size_t size_ = 0;
 };
 

@@ -1,7 +1,8 @@
-// `make fuzz-runner`: alters files and runs what is left of them, each in a process of its own, under AddressSanitizer.
+// `make fuzz-runner`: alters files and runs what is left of them under AddressSanitizer, in a process that is begun anew where one ends.
 //     fuzz COUNT SEED FOLDER FILE...
 // A case passes where every call returns, whatever it says. One that ends the process is written to FOLDER, and fails the whole.
 // Compiled so that checksums match whatever they are (artefact.cpp): else hardly anything altered would get behind them.
+#include <sys/mman.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -25,6 +26,8 @@ namespace {
 
 constexpr size_t kMostBytes = size_t{1} << 28;  // of one allocation: beyond it there is no memory
 constexpr int kMostSeconds = 3;                 // of one case: what computes longer is stopped, and no fault
+constexpr uint64_t kCasesOfProcess = 2000;      // then memory is given back
+constexpr int kTries = 200;                     // of inputs for a file that is whole
 
 }  // namespace
 
@@ -181,6 +184,7 @@ Outcome run_case(const std::string& bytes, Random& random) {
   octet_model* const model = octet_open_memory(memory, bytes.size());
   std::free(memory);
   if (!model) return kFileRefused;
+  octet_set_threads(model, random() % 8 ? 1 : 2);
   Outcome outcome = kInputRefused;
   for (int left = 3; left > 0; --left) outcome = std::min(outcome, run(model, random));
   octet_close(model);
@@ -192,6 +196,76 @@ std::string read(const char* path) {
   return {std::istreambuf_iterator<char>(file), std::istreambuf_iterator<char>()};
 }
 
+// Whether a file as it is opens, and runs for some inputs: what is altered of another one tries nothing.
+bool runs_whole(const char* path, const std::string& bytes) {
+  octet_model* const model = octet_open_memory(bytes.data(), bytes.size());
+  Random random(1);
+  bool ran = false;
+  for (int left = kTries; model && left > 0 && !ran; --left) ran = run(model, random) == kRan;
+  if (!ran) std::fprintf(stderr, "fuzz: %s, unaltered, does not %s: %s\n", path, model ? "run for any of the inputs that are tried" : "open", octet_error());
+  octet_close(model);
+  return ran;
+}
+
+// What a process has done of its cases, in memory that outlives it.
+struct Progress {
+  uint64_t next;  // the case that is running, or the first that was not begun
+  uint64_t outcomes[3], stopped, failures;
+};
+
+// The status of a process of its own that does this: it may use threads, which none that is begun after it would have.
+template <class Work>
+int status_of(Work work) {
+  const pid_t child = fork();
+  if (child == 0) _exit(work() ? 0 : 1);
+  int status = 0;
+  if (child < 0 || waitpid(child, &status, 0) < 0) {
+    std::perror("fuzz: no process");
+    std::exit(2);
+  }
+  return status;
+}
+
+struct Campaign {
+  uint64_t cases, seed;
+  const char* folder;
+  std::vector<std::string> files;
+  Progress* progress;
+
+  std::string bytes_of(uint64_t place, Random& random) const { return altered(files[place % files.size()], random); }
+
+  // Some cases, in this process.
+  bool run_cases() const {
+    for (uint64_t left = kCasesOfProcess; left > 0 && progress->next < cases; --left, ++progress->next) {
+      Random random(seed + progress->next);
+      const std::string bytes = bytes_of(progress->next, random);
+      alarm(kMostSeconds);
+      ++progress->outcomes[run_case(bytes, random)];
+    }
+    alarm(0);
+    return true;
+  }
+
+  // Notes the case that ended a process.
+  void note_end(int status) const {
+    const uint64_t place = progress->next++;
+    if (WIFSIGNALED(status) && WTERMSIG(status) == SIGALRM) {
+      ++progress->stopped;
+      return;
+    }
+    ++progress->failures;
+    Random random(seed + place);
+    const std::string bytes = bytes_of(place, random), path = std::string(folder) + "/case" + std::to_string(seed + place) + ".q8";
+    std::ofstream(path, std::ios::binary).write(bytes.data(), static_cast<std::streamsize>(bytes.size()));
+    std::fprintf(stderr, "fuzz: %s ended the process\n", path.c_str());
+  }
+
+  void run() const {
+    while (progress->next < cases)
+      if (const int status = status_of([&] { return run_cases(); })) note_end(status);
+  }
+};
+
 }  // namespace
 
 int main(int count, char** arguments) {
@@ -199,35 +273,24 @@ int main(int count, char** arguments) {
     std::fprintf(stderr, "usage: fuzz COUNT SEED FOLDER FILE...\n");
     return 2;
   }
-  const uint64_t cases = std::strtoull(arguments[1], nullptr, 10), seed = std::strtoull(arguments[2], nullptr, 10);
-  std::vector<std::string> files;
-  for (int i = 4; i < count; ++i) files.push_back(read(arguments[i]));
-  uint64_t outcomes[3] = {0, 0, 0}, stopped = 0, failures = 0;
-  for (uint64_t place = 0; place < cases; ++place) {
-    Random random(seed + place);
-    // The first of all is whole: it has to run.
-    const std::string bytes = place == 0 ? files[0] : altered(files[place % files.size()], random);
-    const pid_t child = fork();
-    if (child == 0) {
-      alarm(kMostSeconds);
-      _exit(run_case(bytes, random));
-    }
-    int status = 0;
-    waitpid(child, &status, 0);
-    if (WIFEXITED(status) && WEXITSTATUS(status) <= kInputRefused && (place || WEXITSTATUS(status) == kRan)) {
-      ++outcomes[WEXITSTATUS(status)];
-    } else if (WIFSIGNALED(status) && WTERMSIG(status) == SIGALRM) {
-      ++stopped;
-    } else {
-      ++failures;
-      const std::string path = std::string(arguments[3]) + "/case" + std::to_string(seed + place) + ".q8";
-      std::ofstream(path, std::ios::binary).write(bytes.data(), static_cast<std::streamsize>(bytes.size()));
-      std::fprintf(stderr, "fuzz: %s ended the process\n", path.c_str());
-    }
+  Campaign campaign{std::strtoull(arguments[1], nullptr, 10), std::strtoull(arguments[2], nullptr, 10), arguments[3], {}, nullptr};
+  bool all_run = true;
+  for (int i = 4; i < count; ++i) {
+    campaign.files.push_back(read(arguments[i]));
+    all_run &= status_of([&] { return runs_whole(arguments[i], campaign.files.back()); }) == 0;
   }
+  if (!all_run) return 2;
+  void* const shared = mmap(nullptr, sizeof(Progress), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+  if (shared == MAP_FAILED) {
+    std::perror("fuzz: no memory");
+    return 2;
+  }
+  campaign.progress = static_cast<Progress*>(shared);  // zeros
+  campaign.run();
+  const Progress& done = *campaign.progress;
   std::printf("%llu altered files: %llu refused when opened, %llu when run, %llu ran, %llu stopped after %d s, %llu failures\n",
-              static_cast<unsigned long long>(cases), static_cast<unsigned long long>(outcomes[kFileRefused]),
-              static_cast<unsigned long long>(outcomes[kInputRefused]), static_cast<unsigned long long>(outcomes[kRan]),
-              static_cast<unsigned long long>(stopped), kMostSeconds, static_cast<unsigned long long>(failures));
-  return failures ? 1 : 0;
+              static_cast<unsigned long long>(campaign.cases), static_cast<unsigned long long>(done.outcomes[kFileRefused]),
+              static_cast<unsigned long long>(done.outcomes[kInputRefused]), static_cast<unsigned long long>(done.outcomes[kRan]),
+              static_cast<unsigned long long>(done.stopped), kMostSeconds, static_cast<unsigned long long>(done.failures));
+  return done.failures ? 1 : 0;
 }

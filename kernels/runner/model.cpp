@@ -54,8 +54,11 @@ std::string start_of(std::string_view line) { return std::string(line.substr(0, 
 
 }  // namespace
 
-Model::Model(Artefact artefact)
-    : inputs_(std::move(artefact.inputs)), outputs_(std::move(artefact.outputs)), steps_(std::move(artefact.steps)) {
+Model::Model(Artefact artefact, std::shared_ptr<const void> bytes)
+    : bytes_(std::move(bytes)),
+      inputs_(std::move(artefact.inputs)),
+      outputs_(std::move(artefact.outputs)),
+      steps_(std::move(artefact.steps)) {
   const std::vector<std::string_view> lines = split(artefact.plan, '\n');
   for (size_t i = 2; i + 1 < lines.size(); ++i) lines_.push_back(start_of(lines[i]));
   if (steps_.size() != lines_.size())
@@ -70,7 +73,7 @@ Model::Model(Artefact artefact)
   if (inputs != inputs_.size() || outputs != outputs_.size())
     throw std::invalid_argument("its plan has " + std::to_string(inputs) + " inputs and " + std::to_string(outputs) +
                                 " outputs, expected " + std::to_string(inputs_.size()) + " and " + std::to_string(outputs_.size()));
-  weights_.emplace(*program_, artefact.constants);
+  weights_.emplace(artefact.constants);
 }
 
 // The name of the layer in front of an error that quotes a line of the plan.

@@ -23,8 +23,8 @@ class BadInput : public std::invalid_argument {
 
 class Model {
  public:
-  // Copies what it needs of the artefact's constants.
-  explicit Model(Artefact artefact);
+  // `bytes` are what the artefact's constants point into; they are kept.
+  Model(Artefact artefact, std::shared_ptr<const void> bytes);
 
   const std::vector<ModelValue>& inputs() const { return inputs_; }
   const std::vector<ModelValue>& outputs() const { return outputs_; }
@@ -49,6 +49,7 @@ class Model {
   std::shared_ptr<const Plan> build(const octet_tensor* inputs);
   std::string with_step(const std::string& error) const;
 
+  const std::shared_ptr<const void> bytes_;
   std::vector<ModelValue> inputs_, outputs_;
   std::vector<std::string> steps_, lines_;  // the name of each operation, and its line without the settings
   std::optional<PreparedProgram> program_;

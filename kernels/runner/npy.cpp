@@ -2,9 +2,9 @@
 
 #include <algorithm>
 #include <charconv>
+#include <cstdio>
 #include <cstring>
-#include <fstream>
-#include <iterator>
+#include <memory>
 #include <stdexcept>
 
 namespace npy {
@@ -60,7 +60,7 @@ std::vector<int64_t> read_shape(std::string_view header) {
   return sizes;
 }
 
-Array parse(const std::vector<uint8_t>& bytes) {
+Array parse(std::vector<uint8_t> bytes) {
   if (bytes.size() < 12 || std::memcmp(bytes.data(), kMagic, kMagicSize) != 0) throw std::runtime_error("it is no .npy file");
   const bool is_first_version = bytes[kMagicSize] == 1;  // whose length has 2 bytes; later ones have 4
   const size_t begin = is_first_version ? 10 : 12;
@@ -82,20 +82,35 @@ Array parse(const std::vector<uint8_t>& bytes) {
     count *= sizes[d];
   }
   if (count * type.bytes > static_cast<int64_t>(bytes.size() - begin - length)) throw std::runtime_error("it was cut");
-  array.values.assign(bytes.begin() + static_cast<std::ptrdiff_t>(begin + length), bytes.end());
-  if (array.values.empty()) array.values.resize(1);
+  bytes.erase(bytes.begin(), bytes.begin() + static_cast<std::ptrdiff_t>(begin + length));  // so that the elements are aligned
+  if (bytes.empty()) bytes.resize(1);
+  array.values = std::move(bytes);
   array.tensor.data = array.values.data();
   return array;
+}
+
+// Files of the C library: streams of C++ read and write byte by byte.
+struct Close {
+  void operator()(FILE* file) const { std::fclose(file); }
+};
+using File = std::unique_ptr<FILE, Close>;
+
+std::vector<uint8_t> read_file(const std::string& path) {
+  const File file(std::fopen(path.c_str(), "rb"));
+  if (!file || std::fseek(file.get(), 0, SEEK_END) != 0) throw std::runtime_error("cannot read " + path);
+  const long size = std::ftell(file.get());
+  std::rewind(file.get());
+  std::vector<uint8_t> bytes(std::max(size, 0L));
+  if (size < 0 || std::fread(bytes.data(), 1, bytes.size(), file.get()) != bytes.size()) throw std::runtime_error("cannot read " + path);
+  return bytes;
 }
 
 }  // namespace
 
 Array read_npy(const std::string& path) {
-  std::ifstream file(path, std::ios::binary);
-  if (!file) throw std::runtime_error("cannot read " + path);
-  const std::vector<uint8_t> bytes{std::istreambuf_iterator<char>(file), std::istreambuf_iterator<char>()};
+  std::vector<uint8_t> bytes = read_file(path);
   try {
-    return parse(bytes);
+    return parse(std::move(bytes));
   } catch (const std::runtime_error& error) {
     throw std::runtime_error(path + ": " + error.what());
   }
@@ -116,16 +131,19 @@ void write_npy(const std::string& path, const octet_tensor& tensor) {
   header += "), }";
   while ((10 + header.size() + 1) % 64) header += ' ';
   header += '\n';
-  std::ofstream file(path, std::ios::binary);
-  file.write(kMagic, kMagicSize).write("\x01\x00", 2);
-  file.put(static_cast<char>(header.size() & 255)).put(static_cast<char>(header.size() >> 8)).write(header.data(), static_cast<std::streamsize>(header.size()));
+  std::vector<char> bytes(count * type.bytes);  // in the order of the header, whatever the strides
   const char* const data = static_cast<const char*>(tensor.data);
   for (int64_t i = 0; i < count; ++i) {
     int64_t rest = i, place = 0;
     for (int d = tensor.rank; d-- > 0; rest /= tensor.sizes[d]) place += rest % tensor.sizes[d] * tensor.strides[d];
-    file.write(data + place * type.bytes, type.bytes);
+    std::memcpy(bytes.data() + i * type.bytes, data + place * type.bytes, type.bytes);
   }
-  if (!file.flush()) throw std::runtime_error("cannot write " + path);
+  const unsigned char begin[] = {1, 0, static_cast<unsigned char>(header.size() & 255), static_cast<unsigned char>(header.size() >> 8)};
+  File file(std::fopen(path.c_str(), "wb"));
+  const auto write = [&](const void* from, size_t size) { return std::fwrite(from, 1, size, file.get()) == size; };
+  if (!file || !write(kMagic, kMagicSize) || !write(begin, sizeof begin) || !write(header.data(), header.size()) ||
+      !write(bytes.data(), bytes.size()) || std::fclose(file.release()) != 0)
+    throw std::runtime_error("cannot write " + path);
 }
 
 }  // namespace npy

@@ -11,7 +11,7 @@
 #include "thread_limit.h"
 
 struct octet_model {
-  explicit octet_model(octet::Artefact artefact) : model(std::move(artefact)) {}
+  octet_model(octet::Artefact artefact, std::shared_ptr<const void> bytes) : model(std::move(artefact), std::move(bytes)) {}
   octet::Model model;
 };
 
@@ -52,10 +52,10 @@ octet_status guarded(octet_status bad, Fn fn) {
   }
 }
 
-octet_model* opened(const uint8_t* bytes, size_t size, const std::string& name) {
-  Artefact artefact = read_artefact(bytes, size, name);
+octet_model* opened(std::shared_ptr<const FileBytes> file, const std::string& name) {
+  Artefact artefact = read_artefact(file->data(), file->size(), name);
   try {
-    return new octet_model(std::move(artefact));
+    return new octet_model(std::move(artefact), std::move(file));
   } catch (const std::invalid_argument& error) {
     throw std::invalid_argument(name + ": " + error.what());
   }
@@ -96,8 +96,7 @@ octet_model* octet_open(const char* path) {
   octet_model* model = nullptr;
   guarded(OCTET_BAD_FILE, [&] {
     if (!path) throw std::invalid_argument("octet_open: path is NULL");
-    const FileBytes file(path);
-    model = opened(file.data(), file.size(), path);
+    model = opened(std::make_shared<FileBytes>(path), path);
     return OCTET_OK;
   });
   return model;
@@ -107,7 +106,7 @@ octet_model* octet_open_memory(const void* bytes, size_t size) {
   octet_model* model = nullptr;
   guarded(OCTET_BAD_FILE, [&] {
     if (!bytes) throw std::invalid_argument("octet_open_memory: bytes is NULL");
-    model = opened(static_cast<const uint8_t*>(bytes), size, "the file in memory");
+    model = opened(std::make_shared<FileBytes>(bytes, size), "the file in memory");
     return OCTET_OK;
   });
   return model;

@@ -57,7 +57,8 @@ typedef struct octet_value {
   int64_t sizes[OCTET_MOST_DIMENSIONS]; /* when it was exported; -1 for one that may differ between calls */
 } octet_value;
 
-/* Reads a file, checks it and closes it; NULL on failure. README.md beside this file lists what is checked. */
+/* Reads a file and checks it; NULL on failure. README.md beside this file lists what is checked. Its weights stay mapped into memory
+ * until octet_close, so that a file in use is not to be overwritten in place: put a new one there by a rename, as quant.save does. */
 OCTET_API octet_model* octet_open(const char* path);
 /* The same for a file that is in memory, which may be freed after the call. */
 OCTET_API octet_model* octet_open_memory(const void* bytes, size_t size);

@@ -50,11 +50,15 @@ def write(
     """
     constants = {} if runner is None else runner_document.named_constants(runner)
     tensors, same = _distinct({**state, **constants})
+    checksums = {name: _checksum(tensor) for name, tensor in tensors.items()}
+    for name, stored in _copies(tensors, checksums).items():
+        same[name] = stored
+        del tensors[name], checksums[name]
     whole = {
         **manifest,
         "schema": SCHEMA - 1 if runner is None else SCHEMA,
         "same": same,
-        "checksums": {name: _checksum(tensor) for name, tensor in tensors.items()},
+        "checksums": checksums,
         "versions": {name: _version(name) for name in ("octet-quant", "torch")},
     }
     partial = path.with_name(f".{path.name}.{os.getpid()}")
@@ -129,6 +133,20 @@ def _distinct(state: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], dict[str,
         seen[key] = name
         tensors[name] = tensor.detach().contiguous()
     return tensors, same
+
+
+def _copies(tensors: Mapping[str, Tensor], checksums: Mapping[str, str]) -> dict[str, str]:
+    """The plan's constants that the model has too, in other memory, as one that was captured for the export has; and
+    these tensors of the model."""
+    kept: dict[tuple[str, torch.Size, torch.dtype], str] = {}
+    copies: dict[str, str] = {}
+    for name, tensor in tensors.items():  # those of the model come first
+        key = checksums[name], tensor.shape, tensor.dtype
+        if not name.startswith(runner_document.CONSTANT):
+            kept.setdefault(key, name)
+        elif key in kept:
+            copies[name] = kept[key]
+    return copies
 
 
 def _checksum(tensor: Tensor) -> str:

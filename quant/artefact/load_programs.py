@@ -224,7 +224,8 @@ def _layer(one: LayerDocument, tensors: Mapping[str, Tensor], backend: str | Non
     name = one.names[0]
     own = {key: tensors.get(full_name(name, key)) for key in ("bias", "fold_gain", "fold_shift")}
     q_weight, scale = (tensors[full_name(name, key)] for key in ("q_weight", "weight_scale"))
-    layer = StaticLayer(one.product, QWeight(q_weight, scale, own["bias"]), backend or one.backend)
+    weight = QWeight(q_weight, scale, own["bias"])
+    layer = StaticLayer(one.product, weight, backend or one.backend, activation_bits=one.activation_bits)
     layer.fold_gain, layer.fold_shift = own["fold_gain"], own["fold_shift"]
     layer.clamps, layer.own = one.clamps, one.own
     for key in ("input", "output"):

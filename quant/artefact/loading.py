@@ -29,6 +29,7 @@ from quant.nn.embedding import TiedEmbedding
 from quant.recipe import QConfig
 from quant.report import Report, ReportEntry, attach_report
 from quant.runtime.layers.quant_module import QuantModule
+from quant.runtime.layers.scaled_linear import ones_for, scale_inputs
 from quant.runtime.layers.weighted import StaticLayer
 from quant.runtime.names import full_name
 from quant.runtime.program_runner import ProgramRunner
@@ -68,6 +69,11 @@ def load(
             f"quant.load: model is a {type(model).__name__}, expected the float nn.Module that was quantised"
         )
     manifest, tensors = read(Path(path))
+    if manifest.get("imported"):
+        raise ArtefactError(
+            f"{path} is a file that `quant import` wrote: it is a plan and fits no module; run it with `quant run` or "
+            "octet-run, or read the file that it was made of with quant.load_onnx"
+        )
     kept = {begin: _taken(tensors, begin) for begin in (TABLE, CONSTANT)}
     static: Mapping[str, Any] = manifest.get("static", {})
     if (example_inputs is not None or examples) and set(static) - {""}:
@@ -205,7 +211,7 @@ def _forget_weights(model: nn.Module, names: Sequence[str]) -> None:
 
 def _with_static(model: nn.Module, source: _Source, example_inputs: Any, examples: Sequence[Any]) -> nn.Module:
     """Replace a float part that the file names by its static conversion."""
-    part = _submodule(model, source.name)
+    part = _with_scaled_layers(_submodule(model, source.name), source.description.get("scaled", []))
     rebuilt = source.built(part)
     if rebuilt is None:
         from quant.artefact.rebuild import rebuild  # imports capture and conversion, which loading mostly does without
@@ -216,6 +222,16 @@ def _with_static(model: nn.Module, source: _Source, example_inputs: Any, example
     parent, _, child = source.name.rpartition(".")
     setattr(model.get_submodule(parent), child, rebuilt)
     return model
+
+
+def _with_scaled_layers(part: nn.Module, names: Sequence[str]) -> nn.Module:
+    """A float part with scaled linear layers where the file has some; their numbers are loaded later."""
+    for name in names:
+        if not isinstance(_submodule(part, name), nn.Linear):
+            raise ArtefactError(
+                f"the file scales the input of {name!r}, which is a {type(_submodule(part, name)).__name__}"
+            )
+    return scale_inputs(part, ones_for(part, names))
 
 
 def _submodule(model: nn.Module, name: str) -> nn.Module:

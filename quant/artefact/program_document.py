@@ -66,6 +66,7 @@ class LayerDocument:
     clamps: list[tuple[float, float] | None]
     own: int
     backend: str | None
+    activation_bits: int = 8
 
 
 def packages_of(model: nn.Module) -> frozenset[str]:
@@ -144,9 +145,16 @@ def read_layers(document: Mapping[str, Any]) -> list[LayerDocument]:
             [None if clamp is None else (float(clamp[0]), float(clamp[1])) for clamp in entry["clamps"]],
             _of(int, entry["own"]),
             _backend(entry),
+            _bits(entry.get("activation_bits", 8)),
         )
         for entry in document["layers"]
     ]
+
+
+def _bits(value: Any) -> int:
+    if type(value) is not int or value not in (8, 16):
+        raise TextError(f"activations of {value!r} bits, expected 8 or 16")
+    return value
 
 
 def product_document(product: Product) -> dict[str, Any]:

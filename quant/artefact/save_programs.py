@@ -125,6 +125,7 @@ def _layer(layer: StaticLayer, names: Mapping[int, list[str]]) -> dict[str, Any]
         "clamps": [None if clamp is None else [repr(float(end)) for end in clamp] for clamp in layer.clamps],
         "own": layer.own,
         "backend": layer.backend,
+        **({"activation_bits": 16} if layer.activation_bits == 16 else {}),
     }
 
 

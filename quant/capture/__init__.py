@@ -8,6 +8,7 @@ capture.
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -54,7 +55,8 @@ def capture(
 
     Args:
         model: run in eval mode, without gradients, and restored afterwards.
-        example_inputs: a tensor, a tuple or list of positional arguments, or a dict of keyword arguments.
+        example_inputs: a tensor, a tuple or list of positional arguments, a dict of keyword arguments, or both as
+            `inspect.signature(model.forward).bind(...)` gives them.
         training: whether the graph is to be trained, so that every function needs its backward.
         islands: dotted name of a known island -> the reason.
 
@@ -98,7 +100,9 @@ def capture_call(
 
 
 def as_arguments(example_inputs: Any) -> Arguments:
-    """A tensor, a tuple or list, or a dict, as the positional and keyword arguments of a call."""
+    """A tensor, a tuple or list, a dict, or arguments that `inspect` bound, as the arguments of a call."""
+    if isinstance(example_inputs, inspect.BoundArguments):
+        return example_inputs.args, dict(example_inputs.kwargs)
     if isinstance(example_inputs, dict):
         return (), dict(example_inputs)
     if isinstance(example_inputs, (tuple, list)) and not hasattr(example_inputs, "_fields"):

@@ -58,6 +58,12 @@ GIVES_BACK = functions(
 SIZES = functions("shape", "ndim", "size", "dim", "ndimension", "numel", "nelement", "stride", "__len__")
 """Attributes and calls whose result depends on the sizes of a tensor."""
 
+RANKS = functions("ndim", "dim", "ndimension")
+"""Those of SIZES that give the number of dimensions."""
+
+NORMS = functions("batch_norm", "native_batch_norm", "cudnn_batch_norm", "miopen_batch_norm", "batch_norm_update_stats")
+"""Calls that may update running statistics, which get no new version by that."""
+
 COUNTED = functions(
     "split", "chunk", "unbind", "tensor_split", "hsplit", "vsplit", "dsplit", "split_with_sizes", "__iter__",
     "meshgrid", "broadcast_tensors",
@@ -74,9 +80,12 @@ RANDOM = functions(
 
 SIZED_BY_VALUES = functions(
     "nonzero", "argwhere", "masked_select", "unique", "_unique2", "unique_consecutive", "unique_dim", "bincount",
-    "histc", "repeat_interleave", "combinations", "to_sparse", "coalesce", "indices", "one_hot",
+    "repeat_interleave", "to_sparse", "coalesce", "indices", "one_hot",
 )  # fmt: skip
 """Calls whose number of results depends on values."""
+
+REPEATS, CLASSES = functions("repeat_interleave"), functions("one_hot")
+"""Those among them that take a number instead: of repeats, and of classes where it is not -1."""
 
 UNTAGGED = {"torchvision::nms"}
 """Operators whose number of results depends on values, although torch does not tag them so."""
@@ -162,8 +171,14 @@ def called_at(kind: Kind, target: Any, args: tuple[Any, ...]) -> Any:
     return target if kind is Kind.FUNCTION and isinstance(target, Hashable) else None
 
 
-def is_sized_by_values(target: Any) -> bool:
-    """Whether the sizes of a call's result depend on values, by the tables here or by the tag of an operator."""
+def is_sized_by_values(target: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None) -> bool:
+    """Whether the sizes of a call's result depend on values, by the tables here or by the tag of an operator.
+
+    Without arguments, whether those of some call of it may.
+    """
+    if target in REPEATS or target in CLASSES:
+        number = args[1] if len(args) > 1 else (kwargs or {}).get("repeats" if target in REPEATS else "num_classes")
+        return not isinstance(number, int) or number < 0 or not getattr(number, "static", True)
     if isinstance(target, OpOverloadPacket):
         overloads = [getattr(target, name) for name in target.overloads()]
         tagged = any(torch.Tag.dynamic_output_shape in overload.tags for overload in overloads)

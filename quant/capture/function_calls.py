@@ -18,9 +18,11 @@ from quant.capture.calls import (
     BRANCHES,
     LENGTH,
     METADATA,
+    NORMS,
     OF_GRADIENTS,
     OF_MEMORY,
     RANDOM,
+    RANKS,
     SET_ITEM,
     SIZES,
     WHERE,
@@ -92,8 +94,10 @@ class FunctionCalls:
         if not tensors and not changed:
             return self._read(function, kind, target, places, value, follows)
         node = Node(len(self.tape.nodes), kind, target, *places, owner=self.tape.owner)
-        sized = is_sized_by_values(function) or (target is operator.getitem and _by_mask(args[1]))
+        sized = is_sized_by_values(function, args, kwargs) or (target is operator.getitem and _by_mask(args[1]))
         sized = sized or (function in WHERE and len(args) + len(kwargs) == 1) or self.tape.is_sized_by_values(places)
+        if function in NORMS and (kwargs.get("training") is True or any(one is True for one in args)):
+            self.writes.note_statistics(node, args, kwargs)
         if changed:
             return self.writes.written(node, value, changed, args, follows, says_it_writes(kind, target, kwargs))
         return self.results.note(node, value, follows, sized_by_values=sized)
@@ -106,6 +110,8 @@ class FunctionCalls:
             if is_length:  # `len` returns a plain int
                 node.kind, node.target, node.args = Kind.METHOD, "size", (places[0][0], 0)
             number = recorded(int(value), self.tape, self.tape.append(node, value, follows), static)
+            if called(node) not in RANKS:
+                self._note_size(number, places, follows)
             if is_length:
                 self.tape.hold(number, "counts by")
             return self.tape.held_for_texts(number)
@@ -115,7 +121,14 @@ class FunctionCalls:
         for place, size in enumerate(value):
             item = Node(len(self.tape.nodes), Kind.FUNCTION, operator.getitem, (Ref(index), place), owner=node.owner)
             items.append(recorded(int(size), self.tape, self.tape.append(item, int(size), follows), static))
+            self._note_size(items[-1], places, follows)
         return self.tape.held_for_texts(type(value)(items))
+
+    def _note_size(self, number: Any, places: tuple[Any, Any], follows: int) -> None:
+        """Note a size for the proof, where it may be another one in other calls."""
+        tensor = next((leaf for leaf in leaves(places) if isinstance(leaf, Ref)), None)
+        if follows == GIVEN and number.static and tensor is not None:
+            self.tape.sizes[number.index] = tensor.index
 
     def _read(self, function: Any, kind: Kind, target: Any, places: tuple[Any, Any], value: Any, follows: int) -> Any:
         """A call whose result is not a tensor: its values leave torch, unless they are the same in every call."""

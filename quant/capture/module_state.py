@@ -58,17 +58,24 @@ class TensorState:
 
     def __init__(self, tensor: Tensor, values: Tensor | None) -> None:
         self.tensor, self.values = tensor, values
-        self.place, self.version = _address(tensor), tensor._version
+        self.place, self.version = address_of(tensor), tensor._version
+        self.memory = None if values is None else tensor.detach()
 
     def is_as_before(self) -> bool:
-        if self.tensor._version != self.version or _address(self.tensor) != self.place:
+        if self.tensor._version != self.version or self.has_moved():
             return False
         # Batch norms update their statistics without a new version.
         return self.values is None or _are_equal(self.tensor, self.values)
 
+    def has_moved(self) -> bool:
+        """Whether the tensor has other memory."""
+        return address_of(self.tensor) != self.place
+
     def put_back(self) -> None:
-        if self.values is not None:
+        if self.values is not None and self.memory is not None:
             with torch.no_grad():
+                if self.has_moved() or self.tensor.shape != self.values.shape:
+                    self.tensor.data = self.memory  # the forward has set other memory
                 self.tensor.copy_(self.values)
 
 
@@ -136,6 +143,10 @@ class ModuleState:
             for key, store in self.stores.items()
             if store or own[key]
         )
+
+    def moved(self) -> list[str]:
+        """The names of its tensors that have other memory."""
+        return [key for key, state in self._states if state.has_moved()]
 
     def has_own_parameters(self) -> bool:
         """Whether its parameters and buffers are the same objects; `torch.func.functional_call` replaces them."""
@@ -246,7 +257,8 @@ def _has_version(tensor: Any) -> bool:
     return isinstance(tensor, Tensor) and not (is_lazy(tensor) or tensor.is_meta or tensor.is_inference())
 
 
-def _address(tensor: Tensor) -> int:
+def address_of(tensor: Tensor) -> int:
+    """Where a tensor lies in memory; 0 for one without memory."""
     try:
         return tensor.data_ptr()
     except (RuntimeError, NotImplementedError, ValueError):  # sparse tensors, and lazy parameters

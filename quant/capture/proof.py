@@ -20,6 +20,7 @@ from quant.capture.recorded_modules import Watched
 from quant.capture.recorder import Recorder
 from quant.capture.scalars import NUMBER, ROUNDED, Limit
 from quant.capture.snapshot import Snapshot
+from quant.capture.unmoved_numbers import Unmoved, unmoved_numbers
 from quant.capture.unrecordable import said_of
 from quant.capture.variations import (
     UNCOVER,
@@ -30,6 +31,7 @@ from quant.capture.variations import (
     is_width,
     other_floats,
     other_values,
+    parts_of,
     same_values,
     varied,
 )
@@ -53,7 +55,7 @@ class Proof:
         self.problems: dict[str, str] = {}
         self.limits: tuple[Limit, ...] = ()
         self._seed = (torch.initial_seed() + 1) % 2**63  # for all that follows: no remainder is the first recording's
-        self._alike: set[int] = set()
+        self._unmoved = Unmoved()
         self._decided = False
         held = {(limit.place, limit.dim) for limit in recorder.limits}
         groups = [group for group in groups_of(recorder) if not held & {(one.place, one.dim) for one in group}]
@@ -89,8 +91,12 @@ class Proof:
     def _hold_where_unlike(self, values: Variation, groups: list[list[Limit]]) -> None:
         """Hold the sizes that change what is recorded."""
         self.problems = {}
-        for group in groups:
+        left = groups[::-1]
+        while left:
+            group = left.pop()
             agrees = self._holds(values, group, VARY)
+            if agrees is None:  # a length may only happen to equal the width of a layer
+                left += parts_of(group)[::-1]
             # A size that no other takes the place of is the module's own; a number may be taken unseen.
             if agrees is False or (agrees is None and group[0].dim == NUMBER):
                 self.limits += tuple(group)
@@ -106,18 +112,35 @@ class Proof:
             verdict = self._agrees(values, limits, step)
             if verdict is not None:
                 break
-        alike = self._alike if verdict else set()
-        if alike or (verdict is None and self._decided):
-            for step in UNCOVER:
-                further = self._agrees(values, limits, step)
-                if further is False:
-                    return False
-                alike &= self._alike if further else alike
-                verdict = verdict or further
-                if further and not alike:
-                    break
-        self.limits += tuple(Limit(place, ROUNDED) for place in sorted(alike))
-        return verdict
+        if verdict is False or (verdict is None and not self._decided):
+            return verdict
+        return self._uncovered(values, limits, self._unmoved if verdict else None, alone=steps == VARY)
+
+    def _uncovered(
+        self, values: Variation, limits: list[Limit], unmoved: Unmoved | None, *, alone: bool
+    ) -> bool | None:
+        """As `_agrees`, by further steps while some numbers are as they were.
+
+        Args:
+            unmoved: what earlier steps leave to be shown; None where the module took none of them.
+            alone: whether the limits are one group, and not all that may be varied.
+        """
+        taken: list[str] = []
+        for step in UNCOVER:
+            if unmoved is not None and not unmoved:
+                break
+            further = self._agrees(values, _worth_varying(limits, unmoved, taken), step)
+            if further is False:
+                return False
+            if further:
+                unmoved = self._unmoved if unmoved is None else unmoved & self._unmoved
+                taken.append(step)
+        if unmoved is None or (unmoved.sizes and not taken and not alone):  # each by itself may take what all refuse
+            return None
+        if unmoved.sizes and (not taken or self.recorder.counts_in_steps):
+            return False
+        self.limits += tuple(Limit(place, ROUNDED) for place in sorted(unmoved.rounded))
+        return True
 
     def _agrees(self, values: Variation, limits: list[Limit], step: str = VARY[0]) -> bool | None:
         """Whether another call has the same recording, and the graph its output; None where the module refuses it."""
@@ -129,19 +152,23 @@ class Proof:
         before = self.watched.snapshot()
         other = self.recorder.again(before, training=self.recorder.training)
         try:
-            return self._is_like(other, before, call, limits)
+            return self._is_like(other, before, call, step if limits else None)
         finally:
             other.forget_values()
 
-    def _is_like(self, other: Recorder, before: Snapshot, call: Arguments, limits: list[Limit]) -> bool | None:
-        """As `_agrees`, of a call and the recorder that is to record it on a model that holds `before`."""
+    def _is_like(self, other: Recorder, before: Snapshot, call: Arguments, step: str | None) -> bool | None:
+        """As `_agrees`, of a call and the recorder that is to record it on a model that holds `before`.
+
+        Args:
+            step: what made the call's sizes; None where they are the first call's.
+        """
         try:
             run(self.watched, other, call)
         except Exception:  # the module's own, or torch's: it does not take such a call
             before.put_back()
             return None
         after = self.watched.snapshot()
-        if decides_otherwise(self.recorder, other, sizes_differ=bool(limits)):
+        if decides_otherwise(self.recorder, other, sizes_differ=step is not None):
             self._decided = True
             return None
         fault = difference(self.recorder, other) or problem_of(self.recorder, other)
@@ -152,11 +179,18 @@ class Proof:
                 after.put_back()
                 for node, counterpart in zip(self.recorder.nodes, other.nodes, strict=True):
                     node.note_other_shape(counterpart)
-                self._alike = _alike_by_rounding(self.recorder, other) if limits else set()
+                self._unmoved = unmoved_numbers(self.recorder, other, step) if step else Unmoved()
                 return True
         after.put_back()
         self.problems = {full_name(self.recorder.path, fault[0]): f"its forward {fault[1]}"}
         return False
+
+
+def _worth_varying(limits: list[Limit], unmoved: Unmoved | None, taken: list[str]) -> list[Limit]:
+    """The sizes to vary in a further step: a larger batch costs much, and has shown what it can by its half."""
+    if unmoved is None or unmoved.rounded or not taken:
+        return limits
+    return [limit for limit in limits if limit.dim] or limits
 
 
 def run(watched: Watched, recorder: Recorder, call: Arguments) -> None:
@@ -171,24 +205,6 @@ def run(watched: Watched, recorder: Recorder, call: Arguments) -> None:
             recorder.run_inside(recorder.path, recorder.root, args, kwargs, forward)
         else:
             recorder.run(args, kwargs)
-
-
-def _alike_by_rounding(one: Recorder, other: Recorder) -> set[int]:
-    """The places of rounded numbers that agree in two recordings although the numbers before rounding differ.
-
-    Where Python counts by one of them unseen, the recordings could not tell.
-    """
-    guarded = {node.args[0].index for node in one.nodes if node.kind is Kind.GUARD and isinstance(node.args[0], Ref)}
-    places = {index: place for place, index in enumerate(one.rounded) if index not in guarded}
-    moved: set[int] = set()
-    alike = set()
-    for node in one.nodes:
-        mine, theirs = one.value(node.index), other.value(node.index)
-        if isinstance(mine, (int, float)) and mine != theirs:
-            moved.add(node.index)
-        elif node.index in places and moved.intersection(node.refs):
-            alike.add(places[node.index])
-    return alike
 
 
 def _replayed(one: Recorder, other: Recorder, call: Arguments) -> tuple[str, str] | None:

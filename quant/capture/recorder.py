@@ -133,7 +133,10 @@ class Recorder(Tape, TorchFunctionMode):
         if Limit(len(self.numbers) - 1, NUMBER) in self.limits:
             return value
         node = Node(len(self.nodes), Kind.INPUT, name, number=type(value))
-        return recorded(value, self, self.append(node, value, GIVEN), True)
+        index = self.append(node, value, GIVEN)
+        if type(value) is int:
+            self.sizes[index] = index
+        return recorded(value, self, index, True)
 
     def _hold_sizes(self) -> None:
         for limit in self.limits:
@@ -151,6 +154,7 @@ class Recorder(Tape, TorchFunctionMode):
 
     def _end(self) -> None:
         value = self._output_places(self.result)
+        self._writes.refuse_other_memory()
         writes = [*self._writes.of_arguments(), *self._writes.of_attributes()]
         self.drop_needless_guards((value, writes))
         self._modules.island_results.refuse_later_guards()

@@ -14,7 +14,7 @@ from typing import Any
 
 from torch import nn
 
-from quant.runtime.arguments import Arguments, signature_of
+from quant.runtime.arguments import Arguments, parameters_of
 
 NUMBER, ROUNDED = -1, -2
 """In place of the dimension in a `Limit`: of a number that the caller gave, and of one that arithmetic rounded."""
@@ -50,7 +50,7 @@ def with_numbers(module: nn.Module, call: Arguments, change: Callable[[str, Any]
             argument's default is not asked for: that is how most calls are.
     """
     args, kwargs = call
-    parameters = list(signature_of(module).parameters.values())[1:]
+    parameters = parameters_of(module)
     defaults = {one.name: one.default for one in parameters}
     rest = next((one.name for one in parameters if one.kind is one.VAR_POSITIONAL), "args")
     places = [one.name for one in parameters if one.kind in (one.POSITIONAL_ONLY, one.POSITIONAL_OR_KEYWORD)]

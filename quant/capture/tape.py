@@ -22,6 +22,7 @@ from quant.capture.forward_code import writes_texts
 from quant.capture.given_objects import GivenObjects
 from quant.capture.numbers import NUMBERS, plain, recorded
 from quant.capture.outer_objects import Outside
+from quant.capture.range_steps import FARTHEST, largest_step
 from quant.capture.returned_inputs import GivenBack
 from quant.capture.scalars import ROUNDED, Limit, loses
 from quant.capture.snapshot import Snapshot
@@ -59,6 +60,8 @@ class Tape:
         foreign: tensors of unknown origin that were read: the number of nodes at that time, the reader, the tensor.
         outside: places outside of the model that forwards reach; set by the caller where they are to be restored.
         rounded: nodes of numbers that may be the same for other sizes, such as quotients and remainders.
+        sizes: node of a size that the forward read, or of a number that the caller gave -> node of its tensor, or
+            its own.
         inputs: the tensors that the caller gave.
         given: the objects that the caller gave and a forward may change.
         where: id of a tensor that a call returned -> its place.
@@ -67,6 +70,7 @@ class Tape:
         owners: the running modules, outermost first, by their names in the root.
         typed, ranked, contiguous: as of `Graph`.
         holds_flags: whether what integers and booleans of the caller's decide is guarded (`flags.py`).
+        counts_in_steps: whether a forward that read a size may count to it in steps (`range_steps.py`).
         is_threaded: whether modules were called in threads other than the one that records.
     """
 
@@ -98,6 +102,7 @@ class Tape:
         self.outside = Outside()
         self.inside = IslandCalls(before, lambda: self.outside.reached())
         self.rounded: list[int] = []
+        self.sizes: dict[int, int] = {}
         self.inputs: list[Tensor] = []
         self.given = GivenObjects()
         self.where: dict[int, Ref | Attr] = {}
@@ -106,7 +111,7 @@ class Tape:
         self.overwritten: set[int] = set()
         self.owners: list[str] = [""]
         self.is_recording = False
-        self.is_threaded = self.holds_flags = False
+        self.is_threaded = self.holds_flags = self.counts_in_steps = False
         self.typed = self.ranked = self.contiguous = False
         self._values: list[Any] = []
         self._held: list[Any] = []
@@ -265,11 +270,17 @@ class Tape:
         self.guard(Ref(number.index), plain(number))
 
     def held_for_texts(self, tree: Any) -> Any:
-        """Hold the numbers in `tree` where the running module formats numbers in C; returns `tree`."""
+        """Hold the numbers in `tree` where the running module formats numbers in C, or counts by them in unknown steps.
+
+        Returns:
+            `tree`.
+        """
         numbers = [leaf for leaf in leaves(tree) if self.is_own_number(leaf) and leaf.static]
         if numbers and self.owner not in self._texts:
             module = self.parts[self.owner].module
-            self._texts[self.owner] = writes_texts(module, module.forward)
+            step = largest_step(module, module.forward)
+            self.counts_in_steps = self.counts_in_steps or step > 1
+            self._texts[self.owner] = step > FARTHEST or writes_texts(module, module.forward)
         for number in numbers if numbers and self._texts[self.owner] else ():
             self.hold(number, "writes a text with")
         return tree

@@ -9,6 +9,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
+from quant.capture.range_steps import FARTHEST
 from quant.capture.recorder import Recorder
 from quant.capture.scalars import NUMBER, Limit, with_numbers
 from quant.runtime.arguments import Arguments, rebuilt
@@ -20,8 +21,10 @@ LARGER, SMALLER, TWICE_AND_ONE, TWICE, HALF = "larger", "smaller", "twice and on
 VARY = (LARGER, SMALLER)
 """Changes of sizes and numbers, tried in order until the module accepts one; SMALLER is for sizes at an upper bound."""
 
-UNCOVER = (TWICE_AND_ONE, TWICE, HALF)
-"""Changes for quotients and remainders that VARY leaves the same."""
+FAR, FARTHER = "far", "farther"
+UNCOVER = (HALF, TWICE_AND_ONE, TWICE, FAR, FARTHER)
+"""Changes for quotients, remainders and sizes behind strides that VARY leaves the same, the cheapest first; the last
+two leave what a forward may branch on: whether a size is even, or divisible by other small numbers."""
 
 
 class NoOther(Exception):
@@ -40,6 +43,15 @@ def groups_of(recorder: Recorder) -> list[list[Limit]]:
                 rest.setdefault(size, []).append(Limit(place, dim))
     numbers = [[Limit(place, NUMBER)] for place in range(len(recorder.numbers))]
     return [group for group in [batch, *rest.values(), *numbers] if group]
+
+
+def parts_of(group: list[Limit]) -> list[list[Limit]]:
+    """A group by dimension, or one of a single dimension by tensor; nothing where it is one size."""
+    dims: dict[int, list[Limit]] = {}
+    for limit in group:
+        dims.setdefault(limit.dim, []).append(limit)
+    parts = [*dims.values()] if len(dims) > 1 else [[limit] for limit in group]
+    return parts if len(parts) > 1 else []
 
 
 def is_width(limit: Limit, recorder: Recorder) -> bool:
@@ -83,7 +95,10 @@ def _places(size: int, other: int, tensor: Tensor) -> Tensor:
 def _other_size(size: int, dim: int, step: str) -> int:
     # A model probably accepts a size that is divisible by the same power of 2, up to 32, as one it accepts.
     unit = 1 if dim == 0 else math.gcd(size, 32)
-    other = {LARGER: size + unit, SMALLER: size - unit, TWICE_AND_ONE: 2 * size + 1, TWICE: 2 * size, HALF: size // 2}
+    near = 4 if dim == 0 else 32
+    half = size // 2 if size > 3 else 2 * size + 1  # of a few, half would be one or none
+    other = {LARGER: size + unit, SMALLER: size - unit, TWICE_AND_ONE: 2 * size + 1, TWICE: 2 * size, HALF: half,
+             FAR: size + near * -(-size // near), FARTHER: size + FARTHEST * -(-size // FARTHEST)}  # fmt: skip
     if not other[step]:
         raise NoOther
     return other[step]
@@ -92,6 +107,8 @@ def _other_size(size: int, dim: int, step: str) -> int:
 def _other_number(value: int | float, step: str) -> int | float:
     if isinstance(value, float):
         return {LARGER: value * 0.75 + 0.125, SMALLER: value * 0.5}.get(step, value * 2.0 + 1.0)
+    if value <= 0 and step in UNCOVER:
+        step = LARGER
     if value <= 0 and step != LARGER:
         raise NoOther
     return _other_size(value, 0, step) if value > 1 or step != SMALLER else 0

@@ -7,17 +7,18 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from quant.capture.call_results import CallResults
 from quant.capture.calls import share_storage
-from quant.capture.module_state import ChangedClass, Items, ModuleState
+from quant.capture.module_state import ChangedClass, Items, ModuleState, address_of
 from quant.capture.places import MISSING
 from quant.capture.sameness import same, same_content
 from quant.capture.scripted import ScriptState
 from quant.capture.snapshot import state_of, storages_of, users_modules
 from quant.capture.tape import Tape
-from quant.graph import Kind, Node
+from quant.graph import Kind, Node, written_arguments
 from quant.runtime.calls import with_items, write_items
 from quant.runtime.names import full_name
 from quant.runtime.objects import Write, content
@@ -32,10 +33,12 @@ class Writes:
         self._state: dict[str, ModuleState | ScriptState] = {}
         self._stored: dict[int, torch.UntypedStorage] = {}
         self._contents: dict[int, Any] = {}
+        self._given_at: list[tuple[Tensor, int]] = []
 
     def begin(self) -> None:
         """Note the state before the call."""
         self._contents = {key: content(value) for key, (value, _) in self.tape.given.items()}
+        self._given_at = [(tensor, address_of(tensor)) for tensor in self.tape.inputs]
         self._state, self._stored = dict(self.tape.parts), storages_of(self.tape.parts.values())
 
     def set_items(self, args: tuple[Any, ...], places: tuple[Any, Any]) -> None:
@@ -64,6 +67,17 @@ class Writes:
             self.tape.know(value, Ref(index))
         return value
 
+    def note_statistics(self, node: Node, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Note that a batch norm by the batch updates its running statistics, of which their versions tell nothing."""
+        if node.target is not F.batch_norm:
+            self.tape.problem(self.tape.owner, "updates the statistics of a batch norm by a call of its own")
+            return
+        given = Node(node.index, node.kind, node.target, args, kwargs)
+        statistics = [one for one in written_arguments(given) if isinstance(one, Tensor)]
+        node.writes = bool(statistics)
+        for one in statistics:
+            self._overwrite([one], keep=one)
+
     def _overwrite(self, changed: list[Tensor], keep: Any) -> None:
         """Note that tensors sharing memory with changed ones cannot be read by their old places any more."""
         if keep is not None and self.tape.given_back.holds(keep):
@@ -91,6 +105,19 @@ class Writes:
     def _outlives(self, tensor: Any) -> bool:
         """Whether a write to a tensor outlives the call: it shares memory with an input, parameter or buffer."""
         return any(share_storage(tensor, one) for one in self.tape.inputs) or self._stores(tensor)
+
+    def refuse_other_memory(self) -> None:
+        """Make an island of what gives a tensor of the model's, or of the caller's, other memory.
+
+        Torch tells function modes nothing of `Tensor.set_`.
+        """
+        for path, part in self._state.items():
+            for name in part.moved() if isinstance(part, ModuleState) else ():
+                full = f"{full_name(self.tape.path, path)}."
+                if not any(full.startswith(f"{island}.") for island in self.tape.islands):
+                    self.tape.problem(path, f"gives its tensor '{name}' other memory")
+        if any(address_of(tensor) != place for tensor, place in self._given_at):
+            self.tape.problem("", "gives an argument other memory")
 
     def of_arguments(self) -> Iterator[Write]:
         """The writes to objects of the caller's."""

@@ -4,8 +4,11 @@
     quant calibrate --model package.module:factory --data photos/ --out model.q8
     quant summary int8.safetensors
     quant report --model package.module:factory --data photos/ --out report.html
+    quant sensitivity --model package.module:factory --data photos/ --metric package.module:accuracy
+    quant autoquant --model package.module:factory --data photos/ --metric package.module:accuracy --max-drop 0.005
     quant export model.q8 --model package.module:factory --format runner --out runner.q8
     quant run runner.q8 --input image.npy --output classes.npy
+    quant import int8.onnx --out runner.q8
     quant doctor
 
 Arguments and errors are handled here; `commands.py` does the work. Exit status: 0, or 2 with one line on
@@ -20,7 +23,7 @@ import warnings
 from collections.abc import Callable, Sequence
 
 import quant
-from quant.cli import calibrate_command, export_command, report_command
+from quant.cli import calibrate_command, export_command, import_command, report_command, search_commands
 from quant.cli.errors import UserError
 
 MODEL_HELP = "a callable without arguments that returns the model, or the model itself; the current folder is searched"
@@ -47,7 +50,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _command(name: str) -> Callable[[argparse.Namespace, list[str]], int]:
     from quant.cli import commands
 
-    command: Callable[[argparse.Namespace, list[str]], int] = getattr(commands, name)
+    words = {"import": "import_"}  # which Python keeps for itself
+    command: Callable[[argparse.Namespace, list[str]], int] = getattr(commands, words.get(name, name))
     return command
 
 
@@ -79,7 +83,9 @@ def make_parser() -> argparse.ArgumentParser:
 
     calibrate_command.add_parser(verbs)
     report_command.add_parser(verbs)
+    search_commands.add_parsers(verbs)
     export_command.add_parsers(verbs)
+    import_command.add_parser(verbs)
 
     doctor = verbs.add_parser("doctor", help="CPU, torch, the compiled kernels, and why a backend is missing")
     doctor.add_argument("--json", action="store_true", help="print the findings as JSON")

@@ -11,7 +11,9 @@ from pathlib import Path
 from quant.cli.calibrate_command import calibrate
 from quant.cli.errors import UserError
 from quant.cli.export_command import export, run
+from quant.cli.import_command import import_
 from quant.cli.report_command import report
+from quant.cli.search_commands import autoquant, sensitivity
 
 
 def dynamic(options: argparse.Namespace, rest: list[str]) -> int:
@@ -75,7 +77,19 @@ def build(options: argparse.Namespace, rest: list[str]) -> int:
         raise UserError(str(error)) from error
 
 
-__all__ = ["build", "calibrate", "doctor", "dynamic", "export", "report", "run", "summary"]
+__all__ = [
+    "autoquant",
+    "build",
+    "calibrate",
+    "doctor",
+    "dynamic",
+    "export",
+    "import_",
+    "report",
+    "run",
+    "sensitivity",
+    "summary",
+]
 
 
 def _print_report(report: object, *, as_json: bool) -> None:

@@ -106,7 +106,7 @@ def _extension() -> str:
     problem = ops.extension_problem()
     if problem:
         return f"not loaded: {problem}"
-    path = Path(os.environ.get("QUANT_EXTENSION", "") or build.DEFAULT_OUTPUT)
+    path = ops.extension_path()
     if build.find_compiler() and build.is_foreign(build.host_target(path)):
         return f"{path}, built from other sources, or for another torch, than are here: run `quant build`"
     return str(path)

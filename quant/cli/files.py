@@ -7,9 +7,10 @@ import os
 import pickle
 import sys
 import tempfile
-from collections.abc import Iterable, Mapping
+import warnings
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import safetensors
 import safetensors.torch
@@ -59,7 +60,22 @@ def _make(name: str) -> nn.Module:
     return model
 
 
-def _module(name: str) -> Any:
+def load_function(name: str, option: str) -> Callable[..., Any]:
+    """The function that `name` ("package.module:function") is.
+
+    Raises:
+        UserError: there is none.
+    """
+    module_name, colon, attribute = name.partition(":")
+    if not (module_name and colon and attribute):
+        raise UserError(f"{option} is {name!r}, expected package.module:function, as in 'mymodels.asr:accuracy'")
+    found = _attribute(_module(module_name, option), module_name, attribute, option)
+    if not callable(found):
+        raise UserError(f"{option} {name!r}: it is of type {type(found).__name__}, expected a function")
+    return cast("Callable[..., Any]", found)
+
+
+def _module(name: str, option: str = "--model") -> Any:
     here = os.getcwd()
     if here not in sys.path:
         sys.path.insert(0, here)
@@ -68,19 +84,19 @@ def _module(name: str) -> Any:
     except ModuleNotFoundError as error:
         if error.name is not None and (name == error.name or name.startswith(error.name + ".")):
             raise UserError(
-                f"--model: there is no module {error.name!r} in the current folder or among the installed packages"
+                f"{option}: there is no module {error.name!r} in the current folder or among the installed packages"
             ) from error
-        raise UserError(f"--model: importing {name!r} failed with {with_type(error)}") from error
+        raise UserError(f"{option}: importing {name!r} failed with {with_type(error)}") from error
     except (Exception, SystemExit) as error:
-        raise UserError(f"--model: importing {name!r} failed with {with_type(error)}") from error
+        raise UserError(f"{option}: importing {name!r} failed with {with_type(error)}") from error
 
 
-def _attribute(module: Any, module_name: str, dotted: str) -> Any:
+def _attribute(module: Any, module_name: str, dotted: str, option: str = "--model") -> Any:
     target = module
     for part in dotted.split("."):
         if not hasattr(target, part):
             names = [name for name, value in vars(module).items() if callable(value) and not name.startswith("_")]
-            raise UserError(f"--model: {module_name!r} has no {dotted!r}; it has {_listed(names) or 'no callables'}")
+            raise UserError(f"{option}: {module_name!r} has no {dotted!r}; it has {_listed(names) or 'no callables'}")
         target = getattr(target, part)
     return target
 
@@ -121,6 +137,30 @@ def _read_pickled(path: Path) -> dict[str, Tensor]:
         inner = [name for name in others if isinstance(state[name], Mapping)]
         hint = f"; save the state dict alone, perhaps the one under {inner[0]!r}" if inner else ""
         raise UserError(f"--weights: {path} holds {_listed(others)}, which are no tensors{hint}")
+    return dict(state)
+
+
+def read_quantized(path: Path) -> dict[str, Any]:
+    """The state dict of a model that torch.ao quantised: tensors, pairs of them, and settings; no objects with code.
+
+    Raises:
+        UserError: another kind of file, or one that holds more.
+    """
+    try:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message="TypedStorage is deprecated")  # of torch's own reader
+            state = torch.load(path, map_location="cpu", weights_only=True)
+    except pickle.UnpicklingError as error:
+        raise UserError(
+            f"{path} holds more than tensors and is not opened, because it could run code. Recurrent layers of torch.ao"
+            " do: call quant.from_torch_ao(model, float_model) in the process that has the model, and quant.save"
+        ) from error
+    except (RuntimeError, EOFError, OSError) as error:
+        raise UserError(f"{path} is not a file that torch.save wrote: {_one_line(error)}") from error
+    if not isinstance(state, Mapping):
+        raise UserError(
+            f"{path} holds a {type(state).__name__}, expected a state dict: torch.save(q.state_dict(), path)"
+        )
     return dict(state)
 
 

@@ -126,6 +126,8 @@ def _with_plain_layers(model: nn.Module, called: set[nn.Module], rounding: Round
 def _plain_layer(layer: nn.Module, name: str, rounding: Rounding) -> nn.Module | None:
     """The plain form of an int8 layer; None of one that calls plain functions and layers already."""
     if isinstance(layer, StaticLayer):
+        if layer.activation_bits == 16:
+            raise ExportError(f"layer {name!r} is a layer with 16-bit activations, {NO_FORM}")
         return QDQAlone(layer, rounding)
     if not isinstance(layer, QuantModule):
         return None

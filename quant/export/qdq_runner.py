@@ -113,6 +113,8 @@ class QDQRunner(ProgramRunner):
             kind = "a recurrent layer"
         elif isinstance(instruction, LayerCall) and not isinstance(self.layer(instruction.layer), StaticLayer):
             kind = f"a {type(self.layer(instruction.layer)).__name__}"
+        elif isinstance(instruction, LayerCall) and self.program.values[instruction.source].qparams is None:
+            kind = "a layer with 16-bit activations"
         else:
             return
         raise ExportError(f"{said_of(instruction)} is {kind}, {NO_FORM}")

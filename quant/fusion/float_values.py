@@ -53,12 +53,14 @@ def gives_reals(step: Step) -> bool:
 
 
 def wanted_as_reals(steps: Sequence[Step], users: dict[int, list[int]]) -> set[int]:
-    """The values that float steps or the caller read unrounded."""
+    """The values that float steps, layers with 16-bit activations or the caller read unrounded."""
     makers = {index: step for step in steps for index in step.nodes}
 
     def reads(value: int, user: int) -> bool:
         reader = makers.get(user)  # None: the graph's output
-        return reader is None or (not isinstance(reader.operator, ShapeOnly) and value not in reader.inputs)
+        if reader is None or reader.reads_two_bytes:
+            return True
+        return not isinstance(reader.operator, ShapeOnly) and value not in reader.inputs
 
     return {step.output for step in steps if any(reads(step.output, user) for user in users[step.output])}
 
@@ -66,8 +68,9 @@ def wanted_as_reals(steps: Sequence[Step], users: dict[int, list[int]]) -> set[i
 def wanted_unrounded(steps: Sequence[Step], users: dict[int, list[int]]) -> list[Step]:
     """The integer steps, besides those of `float_streams`, that should be float because their readers or operands are.
 
-    These are views of a kernel's float32 result, functions of it that the caller gets, and sums and products with an
-    operand that is computed in float and would be rounded for them.
+    These are views of a kernel's float32 result, functions of it that the caller gets, sums and products with an
+    operand that is computed in float and would be rounded for them, and whatever would give 8 bits to a layer with
+    16-bit activations.
 
     Args:
         steps, users: as for `float_streams`.
@@ -75,14 +78,18 @@ def wanted_unrounded(steps: Sequence[Step], users: dict[int, list[int]]) -> list
     makers = {index: step for step in steps for index in step.nodes}
     wanted = wanted_as_reals(steps, users)
     returned = {step.output for step in steps if any(user not in makers for user in users[step.output])}
+    finely = {value for step in steps if step.reads_two_bytes for value in step.inputs}
     demoted: list[Step] = []
     for step in reversed(steps):
         if not step.integer or not step.inputs:
             continue
+        coarse = step.output in finely and not step.operator.anchor and not gives_reals(step)
+        if coarse and len(step.inputs) == 1:  # of a sum, each operand is rounded once, and the sum no more
+            finely.update(step.inputs)
         moves = isinstance(step.operator, View) and step.output in wanted and gives_reals(_origin(step, makers))
         shown = isinstance(step.operator, Lookup) and step.output in returned and gives_reals(makers[step.inputs[0]])
         mixed = isinstance(step.operator, (Add, Mul)) and any(computes_reals(makers[value]) for value in step.inputs)
-        if moves or shown or mixed:
+        if moves or shown or mixed or coarse:
             demoted.append(step)
             wanted.update(step.inputs)
     return demoted

@@ -34,7 +34,7 @@ def fuse(
         rules: version of the rules to fuse by (`RULES`).
     """
     floats = {**(floats or {}), **(layers_of_infinities(graph, root) if rules > 4 else {})}
-    steps = join_output_sequences(recognise_steps(graph, root, recipe, floats), graph)
+    steps = join_output_sequences(recognise_steps(graph, root, recipe, floats, rules), graph)
     read_ranks_early(steps, graph)
     users = graph.users()
     if rules > 3:

@@ -16,12 +16,13 @@ from quant.ops.recurrent import Cell
 from quant.ops.step import Step
 from quant.recipe import QConfig
 
-RULES = 5
+RULES = 6
 """Version of the decisions about float values, shared ranges and biases. A saved model is fused by the rules it was
 converted by: 1 kept sums in integers that float steps read too, and gave all inputs of a concatenation its range; 2
 rounded what the caller or a float step reads wherever integer steps read it too, had one table for each of several
 functions in a row, kept a step for an nn.Identity, and corrected the biases of layers that have none; 3 had a table,
-and a range, for sums with 0 and products with 1; 4 rounded infinities that a forward puts into a layer's input."""
+and a range, for sums with 0 and products with 1; 4 rounded infinities that a forward puts into a layer's input; 5 left
+layers with 16-bit activations float."""
 
 
 @dataclass
@@ -34,6 +35,7 @@ class Slot:
         observed: the values shown to the observer; the others hold the same numbers, or the recurrent layer shows them.
         qconfig: chooses the observer.
         inner: the ranges inside recurrent layers that are this one, as (path, name).
+        two_bytes: whether a layer with 16-bit activations reads it.
     """
 
     name: str
@@ -41,6 +43,7 @@ class Slot:
     observed: list[int]
     qconfig: QConfig
     inner: list[tuple[str, str]] = field(default_factory=list)
+    two_bytes: bool = False
 
 
 @dataclass

@@ -9,7 +9,7 @@ from torch import nn
 
 from quant.graph import Graph, Kind, Node
 from quant.ops.call import StaysFloat
-from quant.ops.operator import Float, ShapeOnly
+from quant.ops.operator import Float, ShapeOnly, Weighted
 from quant.ops.recurrent import Sequence
 from quant.ops.registry import Recognised, recognise
 from quant.ops.shapes import reads_only_shape
@@ -19,7 +19,7 @@ from quant.runtime.names import attribute, full_name
 from quant.runtime.trees import Ref
 
 
-def recognise_steps(graph: Graph, root: nn.Module, recipe: Recipe, floats: Mapping[str, str]) -> list[Step]:
+def recognise_steps(graph: Graph, root: nn.Module, recipe: Recipe, floats: Mapping[str, str], rules: int) -> list[Step]:
     """One step per node; arguments as of `fuse`."""
     steps = []
     for node in graph.nodes:
@@ -32,7 +32,7 @@ def recognise_steps(graph: Graph, root: nn.Module, recipe: Recipe, floats: Mappi
             if not known.operator.anchor and node.label in floats:
                 raise StaysFloat(floats[node.label])  # as without a kernel: sums that it reads stay float too
             has_form = True
-            qconfig = _qconfig(node, known, graph, root, recipe, floats)
+            qconfig = _qconfig(node, known, graph, root, recipe, floats, rules)
             steps.append(Step(known.operator, (node.index,), known.inputs, node.label, qconfig))
         except StaysFloat as reason:
             steps.append(Step(Float(str(reason), has_form), (node.index,), name=node.label))
@@ -40,7 +40,7 @@ def recognise_steps(graph: Graph, root: nn.Module, recipe: Recipe, floats: Mappi
 
 
 def _qconfig(
-    node: Node, known: Recognised, graph: Graph, root: nn.Module, recipe: Recipe, floats: Mapping[str, str]
+    node: Node, known: Recognised, graph: Graph, root: nn.Module, recipe: Recipe, floats: Mapping[str, str], rules: int
 ) -> QConfig | None:
     if not known.operator.anchor:
         return None
@@ -50,7 +50,7 @@ def _qconfig(
     qconfig, index = recipe.resolve(full_name(graph.path, name), attribute(root, name))
     if qconfig is None:
         raise StaysFloat("the recipe says so" if index >= 0 else "the recipe's default is float")
-    if qconfig.activation_bits == 16:
+    if qconfig.activation_bits == 16 and not (isinstance(known.operator, Weighted) and rules > 5):
         raise StaysFloat("activation_bits=16 has no static kernel")
     return qconfig
 

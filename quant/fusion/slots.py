@@ -114,4 +114,4 @@ def _slot(
     configs += [step.qconfig.for_inputs() for step in readers if step.qconfig is not None]
     qconfig = next((config for config in configs if config is not None), recipe.default or QConfig())
     name = full_name(*inner[-1]) if inner else makers[observed[0]].name
-    return Slot(name, values, observed, qconfig, inner)
+    return Slot(name, values, observed, qconfig, inner, any(step.reads_two_bytes for step in readers))

@@ -143,6 +143,12 @@ MODULES: dict[type[nn.Module], tuple[str, tuple[str, ...]]] = {
     nn.GLU: ("glu", ("dim",)),
     nn.PixelShuffle: ("pixel_shuffle", ("upscale_factor",)),
     nn.Upsample: ("interpolate", ("size", "scale_factor", "mode", "align_corners")),
+    **dict.fromkeys(
+        (nn.ZeroPad1d, nn.ZeroPad2d, nn.ZeroPad3d, nn.ConstantPad1d, nn.ConstantPad2d, nn.ConstantPad3d),
+        ("constant_pad", ("padding", "value")),
+    ),
+    **dict.fromkeys((nn.ReflectionPad1d, nn.ReflectionPad2d, nn.ReflectionPad3d), ("reflection_pad", ("padding",))),
+    **dict.fromkeys((nn.ReplicationPad1d, nn.ReplicationPad2d, nn.ReplicationPad3d), ("replication_pad", ("padding",))),
     nn.Identity: ("identity", ()),
     nn.Dropout: ("dropout", ()),
     nn.Dropout1d: ("dropout", ()),

@@ -13,11 +13,12 @@ from torch import Tensor, nn
 
 from quant.export.naming import MOST_NAMED, listed, named_leaves
 from quant.export.whole_plan import ExportError, runner_of
-from quant.onnx import arithmetic_calls, layer_calls, window_calls  # noqa: F401  # they register the calls that they write
+from quant.onnx import arithmetic_calls, dynamic_linear, layer_calls, window_calls  # noqa: F401  # they register the calls that they write
 from quant.onnx import file as onnx_file
 from quant.onnx.call import CALLS, call_of
 from quant.onnx.export_report import ExportReport
 from quant.onnx.file import Node, OnnxFile, TensorKind, write_onnx
+from quant.onnx.folded_pads import with_folded_pads
 from quant.onnx.graph_writer import OPSET, GraphWriter, NotWritten
 from quant.onnx.int8_layers import write_layer
 from quant.onnx.integer_steps import KERNELS, KernelStep
@@ -216,7 +217,7 @@ def _written(writer: GraphWriter, metadata: Mapping[str, str]) -> OnnxFile:
         writer.nodes.append(Node(f"{label}/Identity", "Identity", (held,), (label,), {}))
         assert value.dtype is not None
         kinds[label] = TensorKind(value.dtype, _described(writer.shape(value.id), label))
-    nodes = _live(writer.nodes, labels)
+    nodes = with_folded_pads(_live(writer.nodes, labels), writer.constants, labels)
     read = {name for node in nodes for name in node.inputs}
     constants = {name: tensor for name, tensor in writer.constants.items() if name in read}
     return OnnxFile(tuple(nodes), constants, tuple(inputs), tuple(labels), kinds, metadata)

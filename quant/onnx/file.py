@@ -42,7 +42,8 @@ class TensorKind:
     """What a file says of an input or an output.
 
     Attributes:
-        shape: with a text for each size that may differ between calls; None where nothing is known.
+        shape: with a text for each size that may differ between calls, '' where it has no name; None where nothing is
+            known.
     """
 
     dtype: torch.dtype
@@ -57,7 +58,7 @@ class OnnxFile:
         nodes: in order.
         constants: tensors by name: initializers, and what Constant nodes give.
         inputs, outputs: names of values, in order.
-        kinds: of inputs and outputs, where the file is written.
+        kinds: of inputs, and of outputs where the file is written.
         metadata: texts by name, where the file is written.
     """
 
@@ -81,29 +82,70 @@ def read_onnx(path: str | PathLike[str]) -> OnnxFile:
     if not Path(path).is_file():
         raise FileNotFoundError(f"quant.load_onnx: there is no file {str(path)!r}")
     try:
-        return _read(onnx, onnx.load(str(path)).graph)
+        model = onnx.load(str(path))
+        _check_version(model)
+        return _read(onnx, model.graph)
     except Exception as error:  # protobuf's own, and numpy's of tensors that are not what they say
-        raise ValueError(f"quant.load_onnx: {path} is no ONNX model: {error}") from error
+        raise ValueError(f"quant.load_onnx: {path} is no ONNX model that can be read: {error}") from error
+
+
+def _check_version(model: Any) -> None:
+    versions = [one.version for one in model.opset_import if one.domain in ("", "ai.onnx")]
+    if versions and not OPSETS[0] <= max(versions) <= OPSETS[1]:
+        raise ValueError(
+            f"it has operators of version {max(versions)} (opset), and this library reads {OPSETS[0]} to {OPSETS[1]}: "
+            "convert it with onnx.version_converter, or export it again with such an opset"
+        )
 
 
 def _read(onnx: Any, graph: Any) -> OnnxFile:
     if not graph.output:
         raise ValueError("it has no outputs")
-    constants = {one.name: _tensor(onnx.numpy_helper.to_array(one)) for one in graph.initializer}
+    constants = {one.name: _tensor(onnx, one, one.name) for one in graph.initializer}
     nodes = []
     for one in graph.node:
-        attributes = {each.name: onnx.helper.get_attribute_value(each) for each in one.attribute}
-        if one.op_type == "Constant" and "value" in attributes:
-            constants[one.output[0]] = _tensor(onnx.numpy_helper.to_array(attributes["value"]))
+        attributes = {each.name: _attribute(onnx, each) for each in one.attribute}
+        name = one.name or next(iter(one.output), "")
+        if one.op_type == "Constant":
+            constants[one.output[0]] = _constant(attributes, name)
         else:
-            name = one.name or next(iter(one.output), "")
             nodes.append(Node(name, one.op_type, tuple(one.input), tuple(one.output), attributes, one.domain))
-    inputs = tuple(one.name for one in graph.input if one.name not in constants)
-    return OnnxFile(tuple(nodes), constants, inputs, tuple(one.name for one in graph.output))
+    given = [one for one in graph.input if one.name not in constants]
+    kinds = {one.name: _kind(one) for one in given}
+    return OnnxFile(tuple(nodes), constants, tuple(kinds), tuple(one.name for one in graph.output), kinds)
 
 
-def _tensor(array: Any) -> Tensor:
-    return torch.from_numpy(array.copy())
+def _attribute(onnx: Any, attribute: Any) -> Any:
+    value = onnx.helper.get_attribute_value(attribute)
+    return _tensor(onnx, value, attribute.name) if isinstance(value, onnx.TensorProto) else value
+
+
+def _constant(attributes: Mapping[str, Any], name: str) -> Tensor:
+    """What a Constant node gives."""
+    [(key, value)] = attributes.items()
+    dtypes = {"value_float": torch.float32, "value_floats": torch.float32, "value_int": torch.int64,
+              "value_ints": torch.int64}  # fmt: skip
+    if key != "value" and key not in dtypes:
+        raise ValueError(f"node {name!r} (Constant) has a {key}, expected numbers")
+    return value if key == "value" else torch.tensor(value, dtype=dtypes[key])
+
+
+def _kind(value: Any) -> TensorKind:
+    """What a file says of an input."""
+    kind = value.type.tensor_type
+    dtypes = {number: dtype for dtype, number in DTYPES.items()}
+    if kind.elem_type not in dtypes:
+        raise ValueError(f"input {value.name!r} has the type {kind.elem_type}, expected a tensor of numbers")
+    sizes = [one.dim_value if one.HasField("dim_value") else one.dim_param for one in kind.shape.dim]
+    return TensorKind(dtypes[kind.elem_type], tuple(sizes) if kind.HasField("shape") else None)
+
+
+def _tensor(onnx: Any, tensor: Any, name: str) -> Tensor:
+    array = onnx.numpy_helper.to_array(tensor)
+    try:
+        return torch.from_numpy(array.copy())
+    except TypeError as error:
+        raise ValueError(f"tensor {name!r} holds {array.dtype}, expected numbers of 8 bits or more") from error
 
 
 def write_onnx(file: OnnxFile, path: str | PathLike[str], opsets: Mapping[str, int]) -> None:
@@ -151,6 +193,9 @@ def package(what: str) -> Any:
         ) from error
     return onnx
 
+
+OPSETS = (10, 28)
+"""The versions of ONNX's operators that are read: from the first with QuantizeLinear to the last that was looked at."""
 
 IR_VERSION = 8
 """The version of the file format, which came with operators of version 15 to 18."""

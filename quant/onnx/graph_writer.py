@@ -77,6 +77,7 @@ class GraphWriter:
         names: register of a tensor -> its name in the file.
         held: register of what is no tensor -> nested numbers, `Dimension`, `Count`, names of tensors, and others.
         held_sizes: size of a tensor -> the int64 value of the file that it is.
+        quantized_rows: float tensor -> uint8 integers, scales and zero points of its rows.
         step: the step that is written now; a prefix of names.
         varying: register and axis of sizes that differ between calls, beside the program's symbols.
     """
@@ -89,6 +90,7 @@ class GraphWriter:
     held: dict[int, Any] = field(default_factory=dict)
     held_sizes: dict[tuple[str, int], str] = field(default_factory=dict)
     forms: list[StepForm] = field(default_factory=list)
+    quantized_rows: dict[str, tuple[str, str, str]] = field(default_factory=dict)
     step: str = ""
     varying: Set[tuple[int, int]] = frozenset()
     _taken: set[str] = field(default_factory=set)
@@ -261,7 +263,10 @@ class GraphWriter:
             self.leave(name, register)
         elif self.runtime.clamps_integers:
             self.leave(name, register)
-            self.leave(self._clip(self.dequantized(register), value.qparams, low, high), register)
+            rounded = self.names[register]
+            ends = [self.constant(torch.tensor(end, dtype=torch.uint8), "limit") for end in (low, high)]
+            clamped = self.same_sizes(self.node("Clip", rounded, *ends), rounded)
+            self.names[register] = self.is_dtype(clamped, torch.uint8)
         else:
             self.leave(self._clip(name, value.qparams, low, high), register)
 

@@ -52,6 +52,8 @@ def write_layer(writer: GraphWriter, call: LayerCall) -> None:
     layer: Any = writer.runner.layer(call.layer)
     if not isinstance(layer, StaticLayer):
         raise NotWritten(f"is a {type(layer).__name__}, whose arithmetic is its own")
+    if layer.activation_bits == 16:
+        raise NotWritten("has 16-bit activations as two bytes, which no runtime multiplies; leave activation_bits out")
     known = layer.site(call.site)
     values = writer.program.values
     assert values[call.source].qparams == (known.input_scale, known.input_zero_point)

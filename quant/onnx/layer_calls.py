@@ -7,7 +7,6 @@ from torch import Tensor
 
 from quant.kernels.tables import unpack_rows
 from quant.nn.embedding import Embedding, TiedEmbedding
-from quant.nn.linear import Linear
 from quant.onnx.arithmetic_calls import cast
 from quant.onnx.call import WrittenCall, writes_call
 from quant.onnx.graph_writer import Dimension, GraphWriter, NotWritten
@@ -41,31 +40,6 @@ def _linear(call: WrittenCall) -> str:
         raise NotWritten("linear with a weight that is no tensor")
     done = writer.node("MatMul", x, writer.node("Transpose", weight, perm=[1, 0]))
     done = done if bias is None else writer.node("Add", done, bias)
-    return writer.same_sizes(done, x, count=call.rank() - 1)
-
-
-@writes_call("Linear", "Conv1D")
-def _dynamic_linear(call: WrittenCall) -> str:
-    """An int8 layer whose input is quantised at each call, by one range for all rows: ONNX has none for each row."""
-    writer, module, x = call.writer, call.module, call.get(0, "input")
-    if not isinstance(module, Linear):
-        raise NotWritten(f"is a {type(module).__name__}, whose arithmetic is its own")
-    if module.columns is not None:
-        x = writer.node("Mul", x, writer.constant(module.columns, "columns"))
-    weight = writer.constant(module.q_weight.t().contiguous(), "weight")
-    zeros = torch.zeros(len(module.scale), dtype=torch.int8)
-    if writer.runtime.joins_dynamic and module.activation_bits == 8:
-        q, scale, zero_point = writer.several("DynamicQuantizeLinear", x, outputs=3)
-        sums = writer.node("MatMulInteger", q, weight, zero_point, writer.constant(zeros, "weight_zero_point"))
-        scales = writer.node("Mul", scale, writer.constant(module.scale, "weight_scale"))
-        done = writer.node("Mul", writer.node("Cast", sums, to=1), scales)
-        integer, why = True, "DynamicQuantizeMatMul: one range for all rows of a call"
-    else:
-        scales = writer.constant(module.scale, "weight_scale")
-        real = writer.node("DequantizeLinear", weight, scales, writer.constant(zeros, "weight_zero_point"), axis=1)
-        done, integer, why = writer.node("MatMul", x, real), False, "MatMul of reals with an int8 weight"
-    done = done if module.bias is None else writer.node("Add", done, writer.constant(module.bias, "bias"))
-    writer.tell(integer, why, "dynamic")
     return writer.same_sizes(done, x, count=call.rank() - 1)
 
 
@@ -223,6 +197,13 @@ def _attention_weights(call: WrittenCall) -> str:
 def _pad(call: WrittenCall) -> str:
     widths, mode, fill = call.get(1, "pad"), call.get(2, "mode", "constant"), call.get(3, "value")
     return padding(call.writer, call.get(0, "input"), call.rank(), list(widths), mode, float(fill or 0.0))
+
+
+@writes_call("constant_pad", "reflection_pad", "replication_pad")
+def _pad_module(call: WrittenCall) -> str:
+    mode = {"constant_pad": "constant", "reflection_pad": "reflect", "replication_pad": "replicate"}[call.name]
+    fill = float(call.get(2, "value") or 0.0)
+    return padding(call.writer, call.get(0, "input"), call.rank(), list(call.get(1, "padding")), mode, fill)
 
 
 @writes_call("interpolate")

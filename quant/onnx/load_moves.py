@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -13,7 +15,22 @@ from quant.kernels.reference_plan import Register
 from quant.onnx.file import Node
 from quant.onnx.load_plan import OWN, NotTranslated, PlanWriter
 from quant.onnx.load_registry import translates
-from quant.onnx.load_values import UNKNOWN, Dequantized, Index, Integers, Range, Real, ShapeOf, Sizes, Value, Waiting
+from quant.onnx.load_values import (
+    UNKNOWN,
+    ChannelIntegers,
+    ChannelRange,
+    Dequantized,
+    Held,
+    Index,
+    Integers,
+    Range,
+    Real,
+    ShapeOf,
+    Sizes,
+    Value,
+    Waiting,
+    Weight,
+)
 
 ENDLESS = 2**31 - 1
 """Ends of slices from here on are none."""
@@ -24,6 +41,9 @@ def _shape(plan: PlanWriter, node: Node) -> Value:
     """A part of a shape, or a whole one, of which parts are then taken."""
     register = plan.any_register(plan.value(node, 0), node)
     start, end = int(node.attributes.get("start", 0)), node.attributes.get("end")
+    rank = plan.ranks[register]
+    if rank is not None:
+        return Sizes(tuple(Register(register, dim) for dim in range(rank)[start:end]))
     if end is not None and start >= 0 and end > start:
         return Sizes(tuple(Register(register, dim) for dim in range(start, int(end))))
     return ShapeOf(register, start, None if end is None else int(end))
@@ -60,7 +80,13 @@ def size_arithmetic(plan: PlanWriter, node: Node) -> Value:
     assert right is not None
     if len(left) != 1 or len(right) != 1:
         raise NotTranslated(f"{node}: computes with several sizes at once")
-    return Sizes((Arithmetic(OPERATIONS[node.op], left[0], right[0]),))
+    scalar = all(_is_scalar(plan, name) for name in node.inputs)
+    return Sizes((Arithmetic(OPERATIONS[node.op], left[0], right[0]),), scalar)
+
+
+def _is_scalar(plan: PlanWriter, name: str) -> bool:
+    value = plan.values.get(name)
+    return value.scalar if isinstance(value, Sizes) else not plan.file.constants[name].dim()
 
 
 @translates("Reshape")
@@ -68,6 +94,8 @@ def _reshape(plan: PlanWriter, node: Node) -> Value:
     """A batch that is the number of the example stands for any batch, where the other size follows."""
     target = sizes(plan, node, 1)
     assert target is not None
+    if node.attributes.get("allowzero") and 0 in target:
+        raise NotTranslated(f"{node}: has sizes of 0 that are meant as such")
     if len(target) == 2 and isinstance(target[0], int) and target[0] > 0 and target[1] == -1:
         return plan.move(plan.value(node, 0), node, "flatten", start=1, end=-1)
     shape = tuple(
@@ -85,7 +113,17 @@ def _flatten(plan: PlanWriter, node: Node) -> Value:
 
 @translates("Transpose")
 def _transpose(plan: PlanWriter, node: Node) -> Value:
-    return plan.move(plan.value(node, 0), node, "permute", dims=tuple(node.attributes["perm"]))
+    value, dims = plan.value(node, 0), node.attributes.get("perm")
+    if dims is None:
+        raise NotTranslated(f"{node}: turns all dimensions around, expected a perm")
+    if isinstance(value, Weight):
+        return replace(value, values=value.values.permute(*dims), axis=_axis_of(value, list(dims)))
+    return plan.move(value, node, "permute", dims=tuple(dims))
+
+
+def _axis_of(weight: Weight, dims: Sequence[int]) -> int:
+    """The axis of the scales after a permutation."""
+    return weight.axis if weight.scale.numel() == 1 else dims.index(weight.axis % weight.values.dim())
 
 
 @translates("DepthToSpace")
@@ -105,8 +143,8 @@ def _depth_to_space(plan: PlanWriter, node: Node) -> Value:
 def _squeeze(plan: PlanWriter, node: Node) -> Value:
     axes = sizes(plan, node, 1) or tuple(node.attributes.get("axes", ()))
     value = plan.value(node, 0)
-    if isinstance(value, Sizes):  # one number is the same whether it has a dimension or not
-        return value
+    if isinstance(value, Sizes):
+        return replace(value, scalar=node.op == "Squeeze")
     if not axes or any(one < 0 for one in axes):
         raise NotTranslated(f"{node}: expected axes from the front")
     for axis in sorted(axes, reverse=node.op == "Squeeze"):
@@ -123,6 +161,10 @@ def _slice(plan: PlanWriter, node: Node) -> Value:
     axes, steps = axes or tuple(range(len(starts))), steps or (1,) * len(starts)
     if isinstance(value, ShapeOf):
         return _part_of_shape(value, node, starts, ends)
+    if isinstance(value, Sizes):
+        if not all(isinstance(one, int) for one in (*starts, *ends, *steps)):
+            raise NotTranslated(f"{node}: takes sizes at places that are computed")
+        return Sizes(value.numbers[starts[0] : ends[0] : steps[0]])
     for start, end, axis, step in zip(starts, ends, axes, steps, strict=True):
         if not isinstance(step, int) or step < 1:
             raise NotTranslated(f"{node}: takes values backwards")
@@ -133,8 +175,12 @@ def _slice(plan: PlanWriter, node: Node) -> Value:
 
 def _part_of_shape(shape: ShapeOf, node: Node, starts: Sequence[Any], ends: Sequence[Any]) -> Value:
     start, end = starts[0], ends[0]
-    if not (isinstance(start, int) and isinstance(end, int) and 0 <= start < end < ENDLESS):
-        raise NotTranslated(f"{node}: takes a part of a shape that is counted from behind")
+    if not (isinstance(start, int) and isinstance(end, int) and shape.start == 0 and shape.end is None):
+        raise NotTranslated(f"{node}: takes a part of a shape at places that are computed")
+    if start < 0 and (end < 0 or end >= ENDLESS):
+        return Sizes(tuple(Register(shape.register, dim) for dim in range(start, min(end, 0))))
+    if not 0 <= start < end < ENDLESS:
+        raise NotTranslated(f"{node}: takes a part of a shape up to its end")
     return Sizes(tuple(Register(shape.register, shape.start + dim) for dim in range(start, end)))
 
 
@@ -157,12 +203,18 @@ def _split(plan: PlanWriter, node: Node) -> tuple[Value, ...]:
 @translates("Cast")
 def _cast(plan: PlanWriter, node: Node) -> Value:
     """Integers as the index of a table, and sizes."""
-    value = plan.value(node, 0)
-    if isinstance(value, Integers):
+    value, to = plan.value(node, 0), int(node.attributes["to"])
+    if isinstance(value, Integers) and to in (INT32, INT64):
         return Index(value)
-    if isinstance(value, (Sizes, Real)):
+    if isinstance(value, Sizes) and to in (INT32, INT64):
+        return value
+    if isinstance(value, (Real, Dequantized, Waiting)) and to == FLOAT:
         return value
     raise NotTranslated(f"{node}: is no conversion of integers to an index")
+
+
+FLOAT, INT32, INT64 = 1, 6, 7
+"""Of onnx.TensorProto.DataType."""
 
 
 @translates("Gather")
@@ -170,18 +222,38 @@ def _gather(plan: PlanWriter, node: Node) -> Value:
     axis = int(node.attributes.get("axis", 0))
     if node.inputs[0] in plan.file.constants:
         return _table(plan, node)
-    value, places = plan.value(node, 0), sizes(plan, node, 1)
-    if places is None or len(places) != 1:
+    value = plan.value(node, 0)
+    if isinstance(value, Weight):
+        return _rows(plan, node, value)
+    places = sizes(plan, node, 1)
+    if isinstance(value, Sizes) and places is not None and all(isinstance(one, int) for one in places):
+        scalar = not plan.file.constants[node.inputs[1]].dim()
+        return Sizes(tuple(value.numbers[one] for one in places), scalar)
+    if places is None or len(places) != 1 or not isinstance(places[0], int):
         raise NotTranslated(f"{node}: takes several values at once, expected one")
+    scalar = not plan.file.constants[node.inputs[1]].dim()
     if isinstance(value, ShapeOf):
-        if places[0] < 0:
+        if places[0] < 0 and (value.start or value.end is not None):
             raise NotTranslated(f"{node}: takes a size that is counted from behind")
-        return Sizes((Register(value.register, value.start + places[0]),))
-    if isinstance(value, Sizes):
-        return Sizes((value.numbers[places[0]],))
-    if plan.file.constants[node.inputs[1]].dim():
+        return Sizes((Register(value.register, value.start + places[0]),), scalar)
+    if not scalar:
         return plan.move(value, node, "slice", dim=axis, start=places[0], end=places[0] + 1, step=1)
     return plan.move(value, node, "select", dim=axis, index=places[0])
+
+
+def _rows(plan: PlanWriter, node: Node, table: Weight) -> Value:
+    """Rows of an embedding, whose table stays int8."""
+    index = plan.value(node, 1)
+    if not isinstance(index, Held) or node.attributes.get("axis", 0) or table.scale.numel() > 1:
+        raise NotTranslated(f"{node}: takes values of a quantised constant otherwise than rows by numbers of rows")
+    rank = plan.ranks[index.register]
+    rank = None if rank is None else rank + table.values.dim() - 1
+    return Real(plan.step(str(node), functools.partial(_dequantized_rows, table), (index.register,), rank))
+
+
+def _dequantized_rows(table: Weight, index: Tensor) -> Tensor:
+    rows = table.values[torch.where(index < 0, index + len(table.values), index).to(torch.int64)]
+    return replace(table, values=rows).reals()
 
 
 def _table(plan: PlanWriter, node: Node) -> Value:
@@ -219,8 +291,10 @@ def _axis(starts: Tensor, node: Node) -> int:
 @translates("Pad")
 def _pad(plan: PlanWriter, node: Node) -> Value:
     widths, value = sizes(plan, node, 1), plan.value(node, 0)
+    if len(node.inputs) > 3 and node.inputs[3]:
+        raise NotTranslated(f"{node}: names the axes that it pads")
     fill = plan.array(node, 2)
-    own = plan.integer_form(value, node)
+    own = value if isinstance(value, ChannelIntegers) else plan.integer_form(value, node)
     if widths is None or own.range == UNKNOWN or not all(isinstance(one, int) for one in widths):
         raise NotTranslated(f"{node}: expected widths that are constant")
     rank = len(widths) // 2
@@ -231,11 +305,16 @@ def _pad(plan: PlanWriter, node: Node) -> Value:
         return value
     mode = node.attributes.get("mode", b"constant").decode()
     filled = 0.0 if fill is None else float(fill)
+    if filled and isinstance(own.range, ChannelRange):
+        raise NotTranslated(f"{node}: fills with {filled} where each channel has its range")
+    steps = 0 if isinstance(own.range, ChannelRange) else round(filled / own.range.scale)
     padded = plan.emit(
         "pad", q=Register(own.register), widths=tuple(one for pair in pairs for one in pair),
         mode={"edge": "replicate"}.get(mode, mode),
-        fill=min(max(round(filled / own.range.scale) + own.range.zero_point, 0), 255),
+        fill=min(max(steps + own.range.zero_point, 0), 255),
     )  # fmt: skip
+    if isinstance(own, ChannelIntegers):
+        return replace(own, register=padded)
     done = Integers(padded, own.range)
     return done if isinstance(value, Integers) else Dequantized(done)
 
@@ -248,6 +327,8 @@ def _resize(plan: PlanWriter, node: Node) -> Value:
     known = {("nearest", "asymmetric"): None, ("linear", "half_pixel"): False, ("linear", "align_corners"): True,
              ("linear", "pytorch_half_pixel"): False}  # fmt: skip
     floors = mode != "nearest" or at.get("nearest_mode") == b"floor"
+    if any(at.get(name) for name in ("antialias", "axes", "exclude_outside")):
+        raise NotTranslated(f"{node}: resizes with antialias, along axes, or without what is outside")
     if factors is None or (mode, places) not in known or not floors or factors.numel() < 3 or own.range == UNKNOWN:
         raise NotTranslated(f"{node}: resizes in the mode {mode} with {places}, or to sizes: expected what torch has")
     spatial = factors.reshape(-1)[2:].tolist()
@@ -255,8 +336,8 @@ def _resize(plan: PlanWriter, node: Node) -> Value:
     settings = {"scale_factor": tuple(spatial), "mode": name, "align_corners": known[mode, places]}
     source, before = Register(own.register), own.range
 
-    def finish(to: Range | None, low: float, high: float) -> int:
-        after = before if to is None else to
+    def finish(to: Range | ChannelRange | None, low: float, high: float) -> int:
+        after = to if isinstance(to, Range) else before
         multiplier = float(torch.tensor(before.scale) / torch.tensor(after.scale))
         return plan.emit("interpolate", q=source, zero_point=before.zero_point, multiplier=multiplier,
                          output_zero_point=after.zero_point, **settings)  # fmt: skip

@@ -24,6 +24,14 @@ class Range:
     zero_point: int
 
 
+@dataclass(frozen=True)
+class ChannelRange:
+    """A scale for each channel, and one zero point: of the input of a depthwise convolution."""
+
+    scale: tuple[float, ...]
+    zero_point: int
+
+
 UNKNOWN = Range(0.0, 0)
 """The range of a table's integers, of which only the DequantizeLinear behind it knows."""
 
@@ -36,11 +44,28 @@ class Real:
 
 
 @dataclass(frozen=True)
+class Held:
+    """A register of another dtype: whole numbers, truth values, or floats of another width."""
+
+    register: int
+    dtype: torch.dtype
+
+
+@dataclass(frozen=True)
 class Integers:
     """A uint8 register with its range; its int8 form in the file is 128 less."""
 
     register: int
     range: Range
+
+
+@dataclass(frozen=True)
+class ChannelIntegers:
+    """A uint8 register with a range for each channel; `real` for the reals that they stand for."""
+
+    register: int
+    range: ChannelRange
+    real: bool = False
 
 
 @dataclass(frozen=True)
@@ -65,14 +90,34 @@ class Dequantized:
 
 @dataclass(frozen=True)
 class Weight:
-    """An int8 constant with its scale, float32 () or (channels,) along `axis`; an int32 one is a bias."""
+    """A constant of integers with its scale.
+
+    Attributes:
+        values: int8, or int32 of a bias.
+        scale: float32, () or (channels,) along `axis`.
+        zero_point: int32, shaped as the scale; all 0 where layers are to compute with the integers.
+    """
 
     values: Tensor
     scale: Tensor
+    zero_point: Tensor
     axis: int
 
+    @property
+    def symmetric(self) -> bool:
+        """Whether all zero points are 0."""
+        return not bool(self.zero_point.any())
 
-Finish = Callable[["Range | None", float, float], int]
+    def reals(self) -> Tensor:
+        """What the integers stand for, float32."""
+        shape = [1] * self.values.dim()
+        if self.scale.numel() > 1:
+            shape[self.axis] = -1
+        centred = self.values.to(torch.int32) - self.zero_point.reshape(shape)
+        return centred.to(torch.float32) * self.scale.reshape(shape)
+
+
+Finish = Callable[["Range | ChannelRange | None", float, float], int]
 """Emits the lines that compute a value, rounded to a range and clamped, or as float32 for None; gives the register."""
 
 
@@ -84,23 +129,34 @@ class Waiting:
         finish: emits it.
         low, high: the interval that activations after it clamp it to.
         moves: operations of plans that reshape the result.
+        node: its name in the file.
+        by_channel: whether it can be rounded to a range for each channel.
+        with_bias: the same with a constant added to each of the last dimension's values, where a layer can do that.
     """
 
     finish: Finish
     low: float = -float("inf")
     high: float = float("inf")
     moves: tuple[tuple[str, tuple[tuple[str, object], ...]], ...] = ()
+    node: str = ""
+    by_channel: bool = False
+    with_bias: Callable[[Tensor], Waiting | None] | None = None
 
     def clamped(self, low: float, high: float) -> Waiting:
         """With a further clamp."""
-        return replace(self, low=max(self.low, low), high=min(self.high, high))
+        return replace(self, low=max(self.low, low), high=min(self.high, high), with_bias=None)
 
 
 @dataclass(frozen=True)
 class Sizes:
-    """Whole numbers that follow from shapes: ints, sizes of registers, and arithmetic of them."""
+    """Whole numbers that follow from shapes: ints, sizes of registers, and arithmetic of them.
+
+    Attributes:
+        scalar: whether it is one number without a dimension.
+    """
 
     numbers: tuple[object, ...]
+    scalar: bool = False
 
 
 @dataclass(frozen=True)
@@ -120,4 +176,4 @@ class Index:
     starts: Tensor | None = None
 
 
-Value = Real | Integers | Dequantized | Weight | Waiting | Sizes | ShapeOf | Index
+Value = Real | Held | Integers | ChannelIntegers | Dequantized | Weight | Waiting | Sizes | ShapeOf | Index

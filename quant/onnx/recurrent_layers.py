@@ -16,7 +16,7 @@ from quant.onnx.call import WrittenCall, writes_call
 from quant.onnx.graph_writer import Dimension, GraphWriter, NotWritten
 from quant.onnx.sizes import reshaped
 from quant.runtime.instructions import RecurrentCall, TakeSequence
-from quant.runtime.layers.recurrent_module import Int8Sequence
+from quant.runtime.layers.recurrent_module import Int8Cell, Int8Sequence
 from quant.runtime.names import submodule
 
 MICROSOFT = "com.microsoft"
@@ -34,6 +34,10 @@ DIRECTIONS = {False: "forward", True: "bidirectional"}
 def write_recurrent(writer: GraphWriter, call: RecurrentCall) -> None:
     """Write a layer of a static program."""
     module: Any = submodule(writer.root, call.path)
+    if isinstance(module, Int8Cell):
+        states = writer.take(call.args[1] if len(call.args) > 1 else call.kwargs.get("hx"), reals=True)
+        _keep_states(writer, call.out, cell(writer, module, writer.take(call.args[0], reals=True), states))
+        return
     x = writer.take(call.args[0], reals=True)
     states = writer.take(call.args[1] if len(call.args) > 1 else call.kwargs.get("hx"), reals=True)
     shape = writer.program.values[call.args[0].index].shape if hasattr(call.args[0], "index") else None
@@ -46,6 +50,62 @@ def first_output(writer: GraphWriter, instruction: TakeSequence) -> None:
     """Take the output sequence, rounded where the model reads it as integers."""
     y, _ = writer.held[instruction.source]
     writer.leave(y, instruction.out)
+
+
+def _keep_states(writer: GraphWriter, out: int, states: Any) -> None:
+    """What a cell returns: h, or (h, c)."""
+    if isinstance(states, str):
+        writer.leave(states, out)
+    else:
+        writer.held[out] = states
+
+
+@writes_call("LSTMCell", "GRUCell", "RNNCell")
+def _cell_in_float(call: WrittenCall) -> Any:
+    """A float cell, or a dynamic one, in a model's own call."""
+    module = call.module
+    if not isinstance(module, (nn.RNNCellBase, Int8Cell)):
+        raise NotWritten(f"is a {type(module).__name__}, whose arithmetic is its own")
+    if call.rank() != 2:
+        raise NotWritten("is called without a batch; export it with one")
+    return cell(call.writer, module, call.get(0, "input"), call.get(1, "hx"))
+
+
+def cell(writer: GraphWriter, module: Any, x: str, states: Any) -> Any:
+    """A cell as a layer over one step: h, or (h, c)."""
+    given: list[str] = [] if states is None else [states] if isinstance(states, str) else list(states)
+    axes = writer.numbers([0], "axes")
+    raised = [writer.node("Unsqueeze", one, axes) for one in (x, *given)]
+    _, *ends = _layer(writer, _OneStep(module), 0, raised[0], raised[1:])
+    integers = _has_int8_form(_OneStep(module))
+    why = "DynamicQuantizeLSTM: int8 weights, ranges of each call" if integers else f"{_mode(module)}, float weights"
+    writer.tell(integers, why, "recurrent")
+    done = [writer.node("Squeeze", one, axes) for one in ends]
+    for one in done:
+        writer.note_size(one, 0, Dimension(x, 0))
+    return done[0] if len(done) == 1 else tuple(done)
+
+
+class _OneStep:
+    """A cell under the names of a layer: one layer of one direction."""
+
+    bidirectional, training, proj_size = False, False, 0
+
+    def __init__(self, module: Any) -> None:
+        self.cell, self.mode = module, _mode(module)
+        self.hidden_size, self.bias = module.hidden_size, module.bias
+        self.directions = [module.direction] if isinstance(module, Int8Cell) else []
+        for kind in ("weight_ih", "weight_hh", "bias_ih", "bias_hh"):
+            setattr(self, f"{kind}_l0", getattr(module, kind, None))
+
+
+def _mode(module: Any) -> str:
+    """The name of torch for the kind of a cell."""
+    if isinstance(module, Int8Cell):
+        return str(module.direction.mode).upper()
+    if isinstance(module, nn.RNNCell):
+        return f"RNN_{module.nonlinearity.upper()}"
+    return "LSTM" if isinstance(module, nn.LSTMCell) else "GRU"
 
 
 @writes_call("LSTM", "GRU", "RNN")
@@ -134,7 +194,8 @@ def _float_operator(module: Any, ways: int) -> tuple[str, dict[str, Any]]:
 
 def _has_int8_form(module: Any) -> bool:
     """Whether a layer has one int8 term a weight, as DynamicQuantizeLSTM takes it."""
-    if not isinstance(module, Int8Sequence) or module.mode != "LSTM":
+    owner = module.cell if isinstance(module, _OneStep) else module
+    if not isinstance(owner, (Int8Cell, Int8Sequence)) or module.mode != "LSTM":
         return False
     directions: Any = module.directions
     return all(one.terms == 1 and one.columns_ih is None for one in directions)

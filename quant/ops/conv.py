@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from quant.ops.call import Call, StaysFloat, per_dimension
-from quant.ops.linear import own_parameter, own_weight
+from quant.ops.linear import own_bias, own_parameter, own_weight
 from quant.ops.operator import Weighted
 from quant.ops.registry import Recognised, recognises
 from quant.runtime.layers.products import ConvProduct, Padding, TransposedProduct
@@ -43,9 +43,9 @@ class Conv(Weighted):
 
     def product(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         function = _CONV[weight.dim() - 2]
-        return function(self._padded(x), weight, bias, self.stride, self.padding, self.dilation, self.groups)
+        return function(self.padded(x), weight, bias, self.stride, self.padding, self.dilation, self.groups)
 
-    def _padded(self, x: Tensor) -> Tensor:
+    def padded(self, x: Tensor) -> Tensor:
         return x if self.pad_before is None else F.pad(x, *self.pad_before)
 
 
@@ -63,7 +63,7 @@ class ConvTranspose(Conv):
     def product(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         function = _TRANSPOSED[weight.dim() - 2]
         places = (self.stride, self.padding, self.output_padding, self.groups, self.dilation)
-        return function(self._padded(x), weight, bias, *places)
+        return function(self.padded(x), weight, bias, *places)
 
     def output_first(self, weight: Tensor) -> Tensor:
         parts = weight.reshape(self.groups, -1, *weight.shape[1:]).transpose(1, 2)
@@ -109,7 +109,7 @@ def _conv_function(call: Call, dims: int) -> Recognised:
     dilation = per_dimension(call.constant(call.get(5, "dilation", 1), "dilation"), dims)
     operator = Conv(
         weight=weight,
-        bias=call.get(2, "bias"),
+        bias=own_bias(call),
         stride=per_dimension(call.constant(call.get(3, "stride", 1), "stride"), dims),
         dilation=dilation,
         groups=call.constant(call.get(6, "groups", 1), "groups"),

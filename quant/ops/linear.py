@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from quant.folding import Transposed, depends_on_nothing, has_parameter, own_shape
+from quant.folding import Transposed, depends_on_nothing, has_parameter, is_written, own_shape
 from quant.ops.call import Call, StaysFloat
 from quant.ops.operator import Weighted
 from quant.ops.registry import Recognised, recognises
@@ -44,7 +44,7 @@ def linear_module(call: Call) -> Recognised:
 @recognises(F.linear)
 def linear_function(call: Call) -> Recognised:
     """`F.linear`, whose weight may be computed, but not from the input."""
-    return Recognised(Linear(weight=own_weight(call), bias=call.get(2, "bias")), (call.activation(),))
+    return Recognised(Linear(weight=own_weight(call), bias=own_bias(call)), (call.activation(),))
 
 
 @recognises(torch.addmm)
@@ -75,7 +75,17 @@ def own_parameter(name: str, call: Call) -> Attr | None:
 
 def own_weight(call: Call) -> Any:
     """The weight argument of a function, which must not depend on the input."""
-    weight = call.get(1, "weight")
-    if not depends_on_nothing(call.graph, weight):
-        raise StaysFloat("its weight is computed from the input")
-    return weight
+    return _of_the_model(call, call.get(1, "weight"), "weight")
+
+
+def own_bias(call: Call) -> Any:
+    """The bias argument of a function, which must not depend on the input; None where it has none."""
+    return _of_the_model(call, call.get(2, "bias"), "bias")
+
+
+def _of_the_model(call: Call, value: Any, name: str) -> Any:
+    if not depends_on_nothing(call.graph, value):
+        raise StaysFloat(f"its {name} is computed from the input")
+    if is_written(call.graph, value):
+        raise StaysFloat(f"its {name} follows from what the forward writes on the model")
+    return value

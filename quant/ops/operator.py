@@ -59,8 +59,8 @@ class Operator:
         """
         raise Unplanned(f"{call.name} has no native kernel")
 
-    def plan_rounded(self, call: PlanCall) -> Lines | None:
-        """Lines for a float call whose value is only quantised; None where the usual lines serve."""
+    def plan_real(self, call: PlanCall) -> Lines | None:
+        """The same for the captured call on float values; None where it has none."""
         return None
 
 

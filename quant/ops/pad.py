@@ -32,14 +32,14 @@ class Pad(Operator):
         source, widths = context.integers(value), context.with_sizes(self.widths)
         return Kernel("pad", (source, widths, self.mode, context.zero_point(value)))
 
-    def plan_rounded(self, call: PlanCall) -> Lines | None:
-        """Zero padding of a float value that is quantised next: the plan pads the integers instead."""
-        if self.mode != "constant" or not all(map(_is_width, leaves(self.widths))):
+    def plan_real(self, call: PlanCall) -> Lines | None:
+        """A float value with zeros or values of its own around it."""
+        if not all(map(_is_width, leaves(self.widths))):
             return None
         module = call.module
         if module is not None and (module._forward_hooks or module._forward_pre_hooks):
             return None
-        return [("pad", {"q": call.tensor(), "widths": self.widths, "mode": "constant", "fill": 0})]
+        return [("pad", {"q": call.tensor(), "widths": self.widths, "mode": self.mode, "fill": 0})]
 
 
 def _is_width(value: Any) -> bool:

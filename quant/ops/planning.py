@@ -56,6 +56,13 @@ class NumberOf(Symbol):
 
 
 @dataclass(frozen=True)
+class PlacesOf(Symbol):
+    """The integers from 0 to a size that is a number as in `NumberOf`, as an embedding of positions reads them."""
+
+    number: Any
+
+
+@dataclass(frozen=True)
 class QuotientOf(Symbol):
     """The true quotient of two numbers that follow from sizes, which is rounded next."""
 
@@ -157,6 +164,9 @@ class Values(Protocol):
 
     def shape(self, register: Register) -> tuple[int, ...]:
         """The shape of a tensor, as captured."""
+
+    def captured_shape(self, index: int) -> tuple[int, ...]:
+        """The same, for lines that hold for any number of dimensions or refuse others themselves."""
 
     def dtype(self, register: Register) -> torch.dtype | None:
         """The dtype of a value, as captured; None where it is no tensor."""

@@ -32,6 +32,7 @@ ROUNDED: dict[str, tuple[Target, ...]] = {
     "tanh": (torch.tanh, F.tanh, "tanh"),
     "cos": (torch.cos, "cos"),
     "sin": (torch.sin, "sin"),
+    "gelu": (F.gelu,),
 }
 """The same of those that differ from torch in the last bits."""
 
@@ -49,7 +50,7 @@ for _word, _targets in ROUNDED.items():
     plans_reals(*_targets, exact=False)(partial(function, by=_word))
 
 
-@plans_reals(nn.Sigmoid, nn.Tanh, exact=False)
+@plans_reals(nn.Sigmoid, nn.Tanh, nn.GELU, exact=False)
 def function_layer(call: PlanCall) -> FunctionCall:
     """The same as a layer."""
     planned = FunctionCall(call.out, (call.tensor().index,), call.node.target)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from torch import nn
 
@@ -13,8 +13,9 @@ from quant.ops.operator import Recurrent
 from quant.ops.planning import Opened, PlanCall, TupleOf, Unplanned
 from quant.ops.registry import Recognised, recognises_family
 from quant.recurrent_layers import is_cell, is_recurrent_class, sizes_of
-from quant.runtime.int8_module_calls import RecurrentLines
+from quant.runtime.layers.recurrent_module import Int8Cell
 from quant.runtime.names import attribute
+from quant.runtime.recurrent_lines import CellLines, RecurrentLines
 from quant.runtime.trees import PackedParts, Ref
 
 
@@ -42,6 +43,39 @@ def recurrent(call: Call) -> Recognised:
     return Recognised(operator(tuple(range_names(module))), (call.activation(),))
 
 
+OTHERWISE = "it has hooks, a forward of the user's, or a kind without a kernel"
+
+
+def planned(call: PlanCall, integers: bool) -> Opened | CellLines:
+    """The lines of an int8 network or cell, static or dynamic.
+
+    Args:
+        integers: whether the sequence that a network gives is uint8.
+
+    Raises:
+        Unplanned: its input is packed, or the module computes by itself.
+    """
+    return step(call) if isinstance(call.module, Int8Cell) else opened(call, integers)
+
+
+def step(call: PlanCall) -> Opened | CellLines:
+    """The lines of a cell; where it has two states, the tuple of them."""
+    assert isinstance(call.module, Int8Cell)
+    x, states = call.tensor(), _first_states(call)
+    direction: Any = call.module.direction
+    kind = direction._kind
+    reads = (x.index, *(one.index for one in states))
+    # Its lines refuse an input of another number of dimensions, so they need not be held to the captured one.
+    rank = len(call.values.captured_shape(x.index))
+    lines = CellLines(call.out, reads, call.node.target, rank, 2 if kind.has_cell else 1)
+    if not lines.holds(call.module):
+        raise Unplanned(OTHERWISE)
+    if lines.states == 1:
+        return lines
+    h, c = map(Register, lines.outs)
+    return Opened(lines, TupleOf(x.index, 0, 2, (h, c)))
+
+
 def opened(call: PlanCall, integers: bool) -> Opened:
     """The lines of an int8 network, static or dynamic, and the tuple that it gives.
 
@@ -56,7 +90,7 @@ def opened(call: PlanCall, integers: bool) -> Opened:
     reads = (x.index, *(one.index for one in states))
     lines = RecurrentLines(call.out, reads, call.node.target, len(call.values.shape(x)), integers)
     if not lines.holds(call.module):
-        raise Unplanned("it has hooks, a forward of the user's, or a kind without a kernel")
+        raise Unplanned(OTHERWISE)
     y, h, c = map(Register, lines.outs)
     two_states: bool = call.module.directions[0]._kind.has_cell  # type: ignore[index,union-attr]
     finals = TupleOf(x.index, 0, 2, (h, c)) if two_states else h

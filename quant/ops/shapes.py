@@ -25,6 +25,7 @@ from quant.ops.planning import (
     RankOf,
     ShapeOf,
     Symbol,
+    Unplanned,
 )
 from quant.runtime.forms import form_of
 from quant.runtime.trees import Ref
@@ -76,8 +77,16 @@ def planned_shape(call: PlanCall) -> Symbol | Lines | None:
     if symbol is None and isinstance(call.args[0], Ref):
         symbol = _read(call, call.args[0], call.args[1:]) or _derived(call, known, call.args[1:])
     if symbol is not None:
-        call.values.tensor(Ref(symbol.source))
+        _check_source(call, Ref(symbol.source))
     return symbol
+
+
+def _check_source(call: PlanCall, x: Ref) -> None:
+    """Raise Unplanned where a size is of what no plan has: indices have sizes, too."""
+    try:
+        call.values.indices(x)
+    except Unplanned:
+        call.values.tensor(x)
 
 
 def _checked(known: Symbol | None, expected: object) -> Symbol | Lines | None:

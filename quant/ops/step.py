@@ -43,6 +43,11 @@ class Step:
         return self.operator
 
     @property
+    def reads_two_bytes(self) -> bool:
+        """Whether it is a layer with 16-bit activations: it takes float32, and rounds that to two bytes itself."""
+        return isinstance(self.operator, Weighted) and self.qconfig is not None and self.qconfig.activation_bits == 16
+
+    @property
     def reason(self) -> str:
         """Why it is float; '' where it is not."""
         return self.operator.reason if isinstance(self.operator, Float) else ""

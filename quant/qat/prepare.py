@@ -149,6 +149,8 @@ def _dynamic(module: nn.Module, fused: FusedGraph, recipe: Recipe) -> dict[str, 
     for node in fused.graph.nodes:
         if node.kind is not Kind.MODULE or not is_dynamic(module.get_submodule(node.target)):
             continue
+        if getattr(module.get_submodule(node.target), "max_norm", None) is not None:  # which convert leaves float
+            continue
         name = full_name(fused.graph.path, node.target)
         qconfig = recipe.resolve(name, module.get_submodule(node.target))[0]
         if qconfig is not None:

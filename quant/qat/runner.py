@@ -152,6 +152,10 @@ class TrainingRunner(GraphRunner):
         """None: the biases were trained with the rounded weights."""
         return []
 
+    def scaled_by_output(self) -> list[Step]:
+        """None: the scales are those that the weights were trained with."""
+        return []
+
     def learned(self, step: Step) -> Tensor | None:
         quantizer = self._weight_quantizer(step) if isinstance(step.operator, Weighted) else None
         if quantizer is None:
@@ -237,6 +241,8 @@ class TrainingRunner(GraphRunner):
     def _weighted(self, step: Step, values: dict[int, Any]) -> Tensor:
         """The layer with its rounded weight and bias; with its batch norm, without its clamp."""
         x = values[step.inputs[0]]
+        if not self.training:  # in training the error of 16 bits is nothing beside that of the weight
+            x = self.split_finely(step, values.__getitem__)(step.inputs[0])
         place = step.weighted.batch_norm
         norm: Any = None if place is None else norm_of(place, self.graph, self.root)
         by_batch = batch_norm.uses_batch(norm, frozen=self.is_on("norms_frozen"))

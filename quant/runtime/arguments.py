@@ -45,6 +45,12 @@ def signature_of(module: nn.Module) -> inspect.Signature:
     return take(type(module).forward)
 
 
+def parameters_of(module: nn.Module) -> list[inspect.Parameter]:
+    """The parameters of a module's forward that its callers know: without self, unless that is one of `*args`."""
+    first, *others = signature_of(module).parameters.values()
+    return [first, *others] if first.kind is first.VAR_POSITIONAL else others
+
+
 def bind(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
     """A call's arguments by the parameter names of the module's forward, with defaults filled in."""
     if not torch.compiler.is_compiling():

@@ -27,5 +27,5 @@ class Int8Layer(Protocol):
     def knows(self, site: int, known: Any) -> bool:
         """Whether `known`, as `site` returned it, is still valid."""
 
-    def compute(self, q_x: Tensor, site: int) -> Tensor:
-        """The layer's output for a uint8 input at a site."""
+    def compute(self, x: Tensor, site: int) -> Tensor:
+        """The layer's output at a site for a uint8 input, or a float32 one of a layer with 16-bit activations."""

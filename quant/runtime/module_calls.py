@@ -178,7 +178,7 @@ class SiluCall(ModuleCall):
         return Line(self.out, "silu", {"x": Register(self.reads[0])})
 
 
-FUNCTIONS: dict[type[nn.Module], str] = {nn.Sigmoid: "sigmoid", nn.Tanh: "tanh"}
+FUNCTIONS: dict[type[nn.Module], str] = {nn.Sigmoid: "sigmoid", nn.Tanh: "tanh", nn.GELU: "gelu"}
 """Layers that are a function of one value -> its word in a plan's text."""
 
 
@@ -189,7 +189,7 @@ class FunctionCall(ModuleCall):
     kind: ClassVar[str] = "function"
 
     def holds(self, module: nn.Module) -> bool:
-        return is_untouched(module) and type(module) in FUNCTIONS
+        return is_untouched(module) and type(module) in FUNCTIONS and getattr(module, "approximate", "none") == "none"
 
     def line(self, module: nn.Module, constant: Callable[[Tensor], Constant]) -> Line:
         return Line(self.out, "unary_f32", {"x": Register(self.reads[0]), "by": FUNCTIONS[type(module)]})

@@ -152,6 +152,8 @@ class _Reading:
         named = registers_in((self.call.arguments, self.call.written))
         if not named <= set(self.inputs):
             raise TextError(f"the call names %{min(named - set(self.inputs))}, which is not an input")
+        if not set(self.inputs) <= named:
+            raise TextError(f"%{min(set(self.inputs) - named)} is an input that the call does not name")
         return replace(self.call, inputs=self.expected)
 
 

@@ -330,7 +330,11 @@ class ProgramRunner(Programs):
             return move(instruction, self.root, step.args(seen), step.kwargs(seen))
         args, kwargs = step.args(registers), step.kwargs(registers)
         if isinstance(instruction, LayerCall):
-            return self.layer(instruction.layer).compute(*args)
+            x, site = args
+            if x.dtype != torch.uint8:  # a layer with 16-bit activations
+                x = x.float() if x.dtype in HALVES else x
+                nonfinite.note(x, registers)
+            return self.layer(instruction.layer).compute(x, site)
         if isinstance(instruction, TakeSequence):
             return args[0][0]
         if isinstance(instruction, RecurrentCall):

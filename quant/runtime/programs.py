@@ -10,6 +10,7 @@ from torch import nn
 
 from quant.runtime.matching import CaptureMismatch
 from quant.runtime.scripting import refuse_scripting
+from quant.runtime.transforms import explain_transform
 
 P = TypeVar("P", bound="Programs")
 
@@ -47,6 +48,9 @@ class Programs(nn.Module):
             return self.run_program(args, kwargs)
         except CaptureMismatch as mismatch:
             return self._run_other(mismatch, args, kwargs)
+        except RuntimeError as error:
+            explain_transform(error, type(self.root).__name__)
+            raise
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """As `run`; the module calls its runner by that name."""

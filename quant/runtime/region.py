@@ -130,7 +130,8 @@ class Region:
 
     def _quantized(self) -> set[int]:
         """The places of the inputs that are made integers as they come."""
-        read = {one.source for one in self.instructions if isinstance(one, Quantize)}
+        # A layer that reads float32 makes two bytes of it.
+        read = {one.source for one in self.instructions if isinstance(one, (Quantize, LayerCall))}
         return {place for place, index in enumerate(self.inputs) if index in read}
 
     def _blamed(self, error: str, text: _Text, inputs: list[Tensor]) -> tuple[Instruction, str]:

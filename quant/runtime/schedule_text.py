@@ -22,7 +22,13 @@ from typing import Any
 from torch import Tensor
 
 from quant.kernels.reference_plan import parse_line
-from quant.runtime import constant_calls, int8_module_calls, module_calls  # noqa: F401 - they register the kinds of calls
+from quant.runtime import (  # noqa: F401 - they register the kinds of calls
+    constant_calls,
+    int8_module_calls,
+    module_calls,
+    places_call,
+    recurrent_lines,
+)
 from quant.runtime.instructions import Instruction, LayerCall, registers_in
 from quant.runtime.module_call import ModuleCall
 from quant.runtime.program import Program

@@ -201,7 +201,7 @@ class _Assembler:
         if nodes[step.output].kind is Kind.INPUT:
             return
         if step.integer:
-            for value in step.inputs:
+            for value in () if step.reads_two_bytes else step.inputs:
                 self.integer(value)
             self._integer_step(step)
             return
@@ -235,7 +235,8 @@ class _Assembler:
             return
         out = self._id(step.output, quantized=self.fused.emits_integers(step))
         if step.output in self.sites:
-            site, source = self.sites[step.output], self.integer(step.inputs[0])
+            form = self.real if step.reads_two_bytes else self.integer
+            site, source = self.sites[step.output], form(step.inputs[0])
             self.emit(LayerCall(out=out, step=step.name, source=source, layer=site.layer, site=site.index))
             return
         kernel = step.operator.lower(step, self.context)

@@ -71,7 +71,7 @@ class Built:
         """
         folded = repr(self.folded[id(step)] if step.weighted.is_folded else None)
         if original is not None:
-            return hash((id(original), folded))
+            return hash((id(original), folded, step.reads_two_bytes))
         weight, kind = step.weighted.weight, type(step.operator)
         own = weight.path if isinstance(weight, Attr) else id(step)
         return hash((id(runner.root), own, repr(step.weighted.bias), folded, kind, repr(step.weighted.int8())))
@@ -158,9 +158,13 @@ def _weighted_layer(
         weight, fold = runner.int8_weights.get(step.name), None
         if weight is None:
             smallest = x.scale if original is None else built.smallest[id(original)]
-            weight = quantized(step, runner.graph, runner.root, smallest, runner.learned(step), runner.mean(step))
+            seen = (runner.learned(step), runner.mean(step), runner.square(step))
+            weight = runner.learned_weights.get(step.name)
+            weight = weight or quantized(step, runner.graph, runner.root, smallest, *seen)
             fold = folded_numbers(step, runner.graph, runner.root)
-        built.layers[identity] = StaticLayer(step.weighted.int8(), weight, backend, fold)
+        built.layers[identity] = StaticLayer(
+            step.weighted.int8(), weight, backend, fold, 16 if step.reads_two_bytes else 8
+        )
         if original is not None:
             inherit(built.layers[identity], original)
     layer = built.layers[identity]

@@ -24,7 +24,6 @@ from quant.runtime.instructions import (
     Instruction,
     IntegerMove,
     LayerCall,
-    Quantize,
     RecurrentCall,
     registers_in,
 )
@@ -70,7 +69,6 @@ def _grouped(instructions: list[Instruction], output: Any, planner: Planner, *, 
     grouped = Schedule([], [], {})
     given = registers_in(output)
     run = _Run(given, whole)
-    planner.rounded = _only_rounded(instructions, output)
     planner.kept_tuples = _kept_tuples(instructions, output, program_values=planner.program.values)
     later = _read_later(instructions, output)
     there = set().union(*later[:1]) - {one.out for one in instructions}
@@ -114,13 +112,6 @@ def _drops(steps: Sequence[Instruction | Region], output: Any) -> list[list[int]
         drops.append(sorted(read - kept))
         kept |= read
     return drops[::-1]
-
-
-def _only_rounded(instructions: list[Instruction], output: Any) -> set[int]:
-    """The registers that are only read to be quantised."""
-    rounded = {one.source for one in instructions if isinstance(one, Quantize)}
-    others = set().union(*(one.reads for one in instructions if not isinstance(one, Quantize)))
-    return rounded - others - registers_in(output)
 
 
 def _kept_tuples(instructions: list[Instruction], output: Any, program_values: Sequence[Value]) -> set[int]:

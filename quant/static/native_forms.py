@@ -26,6 +26,7 @@ from quant.ops import planning, recurrent
 from quant.ops.planning import (
     NumberOf,
     Opened,
+    PlacesOf,
     PlanCall,
     QuotientOf,
     RankCheck,
@@ -96,7 +97,6 @@ class Planner:
 
     Attributes:
         symbols: by id, of the instructions planned so far in this region.
-        rounded: float values that are only read to be quantised.
         kept_tuples: calls whose tuple is read by others than what opens it at once.
     """
 
@@ -107,7 +107,6 @@ class Planner:
         self.graph, self.root, self.layer = graph, root, layer
         self.symbols: dict[int, Symbol] = {}
         self._written = views_written_to(graph)
-        self.rounded: set[int] = set()
         self.kept_tuples: set[int] = set()
         self._read_shape = False
 
@@ -129,7 +128,7 @@ class Planner:
             return self._float(instruction)
         if isinstance(instruction, RecurrentCall):
             call = self._call(instruction)
-            return self._planned(call, recurrent.opened(call, instruction.integers))
+            return self._planned(call, recurrent.planned(call, instruction.integers))
         if isinstance(instruction, TakeSequence):
             return self._sequence(instruction)
         if isinstance(instruction, IntegerMove):
@@ -156,7 +155,7 @@ class Planner:
                 sources = {one.index for one in dimensions_in(symbol.number)}
             elif isinstance(symbol, QuotientOf):
                 sources = {one.index for side in (symbol.left, symbol.right) for one in dimensions_in(side)}
-            if isinstance(symbol, (RankOf, RankCheck, TupleOf)) or not sources <= set(registers):
+            if isinstance(symbol, (RankOf, RankCheck, TupleOf, PlacesOf)) or not sources <= set(registers):
                 del self.symbols[index]
 
     def rounds_otherwise(self, instruction: Instruction) -> bool:
@@ -267,9 +266,9 @@ class Planner:
         known = call.symbol()
         if isinstance(known, TupleOf) and call.node.target is getitem and isinstance(call.args[1], int):
             return self._planned(call, known.part(call.args[1]))
-        if operator is not None and instruction.out in self.rounded:
+        if operator is not None and call.node.index not in self._written:
             with suppress(Unplanned):
-                lines = operator.plan_rounded(call)
+                lines = operator.plan_real(call)
                 if lines is not None:
                     return self._planned(call, lines)
         shape = planned_shape(call)

@@ -131,7 +131,7 @@ class Visit:
     Attributes:
         node: the node.
         recurrent: the step of a recurrent layer, whose states are observed too.
-        observer, means, columns: the keys of those who watch its value.
+        observer, means, squares, columns: the keys of those who watch its value.
         tail: of a convolution.
         dead: values that nobody reads any more.
     """
@@ -140,6 +140,7 @@ class Visit:
     recurrent: Step | None = None
     observer: str | None = None
     means: tuple[str, ...] = ()
+    squares: tuple[str, ...] = ()
     columns: str | None = None
     tail: Tail | None = None
     dead: tuple[int, ...] = ()
@@ -172,6 +173,8 @@ class Observation:
                     computed = visit.tail.output
                 else:
                     self._show(visit, values)
+            for key in visit.squares:
+                self.ranges.squares[key](values[index])
             if visit.columns is not None:
                 self._observers[visit.columns](values[index])
             for dead in visit.dead:
@@ -216,8 +219,12 @@ def _visits_of(ranges: Ranges) -> list[Visit]:
     for step in ranges.corrected():
         if key_of(step.name) in ranges.means:  # a later fusion may have fewer calls of a layer
             means.setdefault(step.inputs[0], []).append(key_of(step.name))
+    squares: dict[int, list[str]] = {}
+    for step in ranges.scaled_by_output():
+        if key_of(step.name) in ranges.squares:
+            squares.setdefault(step.inputs[0], []).append(key_of(step.name))
     recurrent = {step.nodes[0]: step for step in fused.steps if is_recurrent(step)}
-    tails = tails_of(fused, observers, {*means, *ranges.columns, *recurrent})
+    tails = tails_of(fused, observers, {*means, *squares, *ranges.columns, *recurrent})
     dead = last_uses(fused.graph)
     return [
         Visit(
@@ -225,6 +232,7 @@ def _visits_of(ranges: Ranges) -> list[Visit]:
             recurrent.get(node.index),
             observers.get(node.index),
             tuple(means.get(node.index, ())),
+            tuple(squares.get(node.index, ())),
             ranges.columns.get(node.index),
             tails.get(node.index),
             tuple(dead.get(node.index, ())),

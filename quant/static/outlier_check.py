@@ -45,7 +45,7 @@ from quant.folding import gain_and_shift, is_norm, norm_of
 from quant.fusion.fuse import fuse_again
 from quant.fusion.fused_graph import FusedGraph
 from quant.graph import Kind, Node
-from quant.kernels import ACTIVATION_U8
+from quant.kernels import ACTIVATION_U8, two_bytes
 from quant.nn.base import loses_columns
 from quant.observers import MinMaxObserver, NoDataSeen, Observer
 from quant.observers._histogram_store import HistogramStore, RowView
@@ -208,6 +208,7 @@ def _compensated(step: Step, runner: GraphRunner) -> str:
         return ""
     rows = step.weighted.output_first(folded(step, runner.graph, runner.root)[0]).detach()
     lost, scale = column_is_lost(rows), float(runner.qparams(runner.fused.slot_of[step.inputs[0]]).scale)
+    scale = two_bytes.low_scale(scale) if step.reads_two_bytes else scale
     cosine = expected_cosine(rows.double(), peaks.double(), scale, rounded_weights=lost)
     if cosine >= LOWEST_COSINE:
         return ""

@@ -21,6 +21,7 @@ class Prepared:
         example: shapes and dtypes of the example inputs, as JSON; None where they have no such form.
         state: the model's state that its forward changes, as it was before: calibration changes it.
         halves: of the tensors that are in a half type in the user's model, by name.
+        measured: what was measured of a layer and decided by it, by its name, for the report.
     """
 
     recipe: Recipe
@@ -29,3 +30,4 @@ class Prepared:
     example: Any
     state: dict[str, Any] = field(default_factory=dict)
     halves: dict[str, torch.dtype] = field(default_factory=dict)
+    measured: dict[str, str] = field(default_factory=dict)

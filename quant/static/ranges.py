@@ -13,12 +13,13 @@ from quant.folding import parameter
 from quant.fusion.fused_graph import FusedGraph
 from quant.graph import Graph
 from quant.kernels import QParams
-from quant.observers import ChannelMean, Observer
+from quant.observers import ChannelMean, ChannelSquare, Observer
 from quant.ops.linear import Linear
 from quant.ops.operator import Weighted
 from quant.ops.step import Step
 from quant.runtime.names import child_name
 from quant.static.shared_ranges import Agreement
+from quant.static.weights import by_output
 
 
 class Ranges(nn.Module):
@@ -31,6 +32,7 @@ class Ranges(nn.Module):
         known: a cache of ranges, while they cannot change; None where they can.
         columns: the keys in `observers` of the per-channel observers of `watch_columns`, by the value they see.
         means: of the inputs of `corrected` steps, with keys of the same form.
+        squares: mean squares of the inputs of `scaled_by_output` steps, likewise.
     """
 
     fused: FusedGraph
@@ -43,6 +45,9 @@ class Ranges(nn.Module):
         # Not a child: root holds this module, and a module that holds itself recurses without end.
         object.__setattr__(self, "root", root)
         self.means = nn.ModuleDict({key_of(step.name): _make_mean(step, self) for step in self.corrected()})
+        self.squares = nn.ModuleDict(
+            {key_of(step.name): _make_mean(step, self, ChannelSquare) for step in self.scaled_by_output()}
+        )
         self.known: dict[str, QParams] | None = None
         self.columns: dict[int, str] = {}
         self._agreement = Agreement(fused.joined)
@@ -115,11 +120,24 @@ class Ranges(nn.Module):
 
         A layer that is called at several places is not among them: it has one bias, and inputs with different means.
         """
+        return [step for step in self._called_once() if step.qconfig is not None and step.qconfig.bias_correction]
+
+    def square(self, step: Step) -> Tensor | None:
+        """The mean square per channel of a weighted step's input; None where its scale does not ask for it."""
+        key = key_of(step.name)
+        square: Tensor | None = self.squares[key].mean() if key in self.squares else None  # type: ignore[operator]
+        return square
+
+    def scaled_by_output(self) -> list[Step]:
+        """The weighted steps whose scales are chosen by the error of their output."""
+        return [step for step in self._called_once() if step.qconfig is not None and by_output(step.qconfig)]
+
+    def _called_once(self) -> list[Step]:
         return [
             step
             for step in self.fused.steps
-            if isinstance(step.operator, Weighted) and step.qconfig is not None and step.qconfig.bias_correction
-            if len(self.fused.calls_of_layer(step)) == 1
+            if isinstance(step.operator, Weighted)
+            and len(self.fused.calls_of_layer(step)) == 1
             and self.graph.nodes[step.nodes[0]].target not in self.fused.shared
         ]
 
@@ -135,10 +153,10 @@ class Ranges(nn.Module):
         return None
 
 
-def _make_mean(step: Step, ranges: Ranges) -> ChannelMean:
+def _make_mean(step: Step, ranges: Ranges, kind: type[ChannelMean] = ChannelMean) -> ChannelMean:
     weight = parameter(step.weighted.weight, ranges.graph, ranges.root)
     assert weight is not None
-    mean = ChannelMean(axis=-1 if isinstance(step.operator, Linear) else 1 - weight.dim())
+    mean = kind(axis=-1 if isinstance(step.operator, Linear) else 1 - weight.dim())
     mean.name = step.name
     return mean
 

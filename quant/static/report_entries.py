@@ -34,7 +34,8 @@ Entries = dict[str, tuple[str, str]]
 def weighted_entry(step: Step, x: QParams, y: QParams | None, layer: nn.Module, backend: str | None) -> tuple[str, str]:
     """The entry of a weighted layer; `x` and `y` are the ranges of its input and output, None for a float output."""
     outcome, ranges = _weight_and_ranges(step, x, y)
-    return outcome, f"static {step.operator.name}, {ranges}, {routes(layer, backend)}"
+    width = "16-bit " if step.reads_two_bytes else ""
+    return outcome, f"static {step.operator.name}, {width}{ranges}, {routes(layer, backend)}"
 
 
 def note_weighted(step: Step, node: Node, entries: Entries, path: str, entry: tuple[str, str]) -> None:
@@ -181,6 +182,8 @@ def make_report(
             outcome, detail = entries[same_layer][0], f"the same layer as {same_layer}"
         if name in info.islands or not detail:
             detail = _why(name, info, readers)
+        if name in info.measured and is_quantized(outcome):
+            detail = f"{detail}; {info.measured[name]}"
         listed[name] = outcome, detail
     sizes = _sizes(model, tensors, listed)
     lines = [ReportEntry(name, kinds[name], *entry, *sizes[name]) for name, entry in listed.items()]

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from quant.devices import device_of, relocate
 from quant.fusion.fused_graph import FusedGraph
 from quant.graph import Graph, Kind, Span, evaluate, expected_call
-from quant.kernels import QParams
+from quant.kernels import QParams, two_bytes
 from quant.observers import NoDataSeen
 from quant.ops.step import Step, is_recurrent
 from quant.runtime import nonfinite
@@ -64,6 +64,8 @@ class GraphRunner(Ranges, Programs):
         tables: look-up tables for convert to use instead of computing them, by step; of a loaded model.
         int8_weights: weights for convert to use instead of rounding the float ones, by step; of a model that another
             toolkit quantised.
+        learned_weights: those whose rounding was learned (`quant/reconstruction/`), by step.
+        on_call: is given the values with which each call begins; None where nobody asks.
     """
 
     def __init__(self, root: nn.Module, fused: FusedGraph, observers: Mapping[str, nn.Module]) -> None:
@@ -74,6 +76,8 @@ class GraphRunner(Ranges, Programs):
         self.simulate = self.adds_exactly = self.dropped = False
         self.tables: dict[str, Tensor] = {}
         self.int8_weights: dict[str, QWeight] = {}
+        self.learned_weights: dict[str, QWeight] = {}
+        self.on_call: Callable[[dict[int, Any]], None] | None = None
         self._device = device_of(root)
         self.expected = expected_call(fused.graph, fused.slot_of)
         self._observation: Observation | None = None
@@ -102,6 +106,8 @@ class GraphRunner(Ranges, Programs):
         if self.dropped:
             raise CaptureMismatch(f"{type(self.root).__name__}: calibration had no call of this kind")
         values = bound_values(self.expected, self.root, args, kwargs)
+        if self.on_call is not None:
+            self.on_call(dict(values))
         if self.expected.written:
             output = undone_at_mismatch(self.expected.written, self.root, dict(values), lambda: self._computed(values))
         else:
@@ -137,6 +143,12 @@ class GraphRunner(Ranges, Programs):
     def follow(self, first: GraphRunner) -> None:
         """Share the switches of the module's first program, and its observers of weights."""
 
+    def known_of_weight(self, step: Step) -> dict[str, Any]:
+        """What `weights.quantized` is told of a weighted step, by its arguments' names, and the weight where it is
+        `given`."""
+        given = self.learned_weights.get(step.name)
+        return {"learned": self.learned(step), "mean": self.mean(step), "square": self.square(step), "given": given}
+
     def has_seen(self) -> bool:
         """Whether all of its observers saw data."""
         try:
@@ -160,14 +172,22 @@ class GraphRunner(Ranges, Programs):
     def simulated(self, step: Step, value: Callable[[int], Any]) -> dict[int, Any]:
         """A step's simulated values before rounding to their range, by node; `value` as in `simulate.simulated`."""
         if not is_recurrent(step):
-            known: dict[str, Any] = {"learned": self.learned(step), "mean": self.mean(step)}
-            if self.adds_exactly:
+            known: dict[str, Any] = self.known_of_weight(step)
+            value = self.split_finely(step, value)
+            if self.adds_exactly and not step.reads_two_bytes:
                 emits = self.fused.emits_integers(step)
                 known |= {"exact": True, "output": self.qparams(self.fused.slot_of[step.output]) if emits else None}
             return {step.output: simulated(step, self.graph, self.root, value, *self.input_scales(step), **known)}
         inner = {name: rounding(self.qparams(slot)) for name, slot in self.fused.inner_slots(step).items()}
         result = simulated_recurrent(step, self.graph, self.root, value, inner)
         return {node: result if place == 0 else result[0] for place, node in enumerate(step.nodes)}
+
+    def split_finely(self, step: Step, value: Callable[[int], Any]) -> Callable[[int], Any]:
+        """The values that a step reads, as `value` gives them; a layer with 16-bit activations rounds its input."""
+        if not step.reads_two_bytes:
+            return value
+        qparams = self.qparams(self.fused.slot_of[step.inputs[0]])
+        return lambda index: two_bytes.rounded(value(index), qparams.scale, qparams.zero_point)
 
     def simulated_part(self, part: nn.Module, span: Span, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Simulate a direct call of a part that the graph sees through: its span, with float inputs and output.
@@ -184,15 +204,16 @@ class GraphRunner(Ranges, Programs):
         # Integer steps round the inputs; float ones read them as they are.
         rounded = {value: map_leaves(rounding(self.qparams(self.fused.slot_of[value])), real)
                    for value, real in values.items() if value in self.fused.slot_of}  # fmt: skip
-        self._simulate_steps(steps, values, rounded)
+        self.simulate_steps(steps, values, rounded)
         output = map_leaves(lambda leaf: values[leaf.index] if isinstance(leaf, Ref) else leaf, span.output)
         return settle(nonfinite.spoiled(output, values), bound)
 
     def _simulate(self, values: dict[int, Any]) -> Any:
-        self._simulate_steps(self.fused.steps, values, {})
+        self.simulate_steps(self.fused.steps, values, {})
         return nonfinite.spoiled(output_of(self.graph, values), values)
 
-    def _simulate_steps(self, steps: list[Step], values: dict[int, Any], rounded: dict[int, Any]) -> None:
+    def simulate_steps(self, steps: list[Step], values: dict[int, Any], rounded: dict[int, Any]) -> None:
+        """Add the simulated values of steps to `values`; to `rounded` those of `FusedGraph.read_both_ways`, rounded."""
         both = self.fused.read_both_ways()
         for step in steps:
             slot = self.fused.slot_of.get(step.output)
@@ -213,8 +234,10 @@ class GraphRunner(Ranges, Programs):
 
 
 def seen_by(step: Step, values: dict[int, Any], rounded: dict[int, Any]) -> dict[int, Any]:
-    """The values that a step reads; an integer step reads those of `FusedGraph.read_both_ways` rounded."""
-    own = {value: rounded[value] for value in step.inputs if step.integer and value in rounded}
+    """The values that a step reads; an integer step reads those of `FusedGraph.read_both_ways` rounded, one with 16-bit
+    activations as they are."""
+    rounds = step.integer and not step.reads_two_bytes
+    own = {value: rounded[value] for value in step.inputs if rounds and value in rounded}
     return {**values, **own} if own else values
 
 

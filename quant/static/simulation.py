@@ -78,6 +78,16 @@ def simulating(prepared: nn.Module, *, exact: bool = False) -> Iterator[nn.Modul
         yield prepared
 
 
+@contextlib.contextmanager
+def as_converted(programs: list[GraphRunner], recipe: Recipe) -> Iterator[None]:
+    """Let a module's programs be fused as convert will fuse them, with the layers in float that 8 bits cannot hold."""
+    with _as_they_were(programs):
+        leave_float(programs, recipe)
+        for one in programs:
+            one.known = {}
+        yield
+
+
 def _own(runner: GraphRunner) -> Callable[..., Any]:
     """The user's own forward of a captured module."""
     own = runner.own_forward or types.MethodType(type(runner.root).forward, runner.root)
@@ -193,7 +203,7 @@ class _LoneLayer:
             scale, zero_point = range_of_call(input)
             own = QParams(scale, torch.tensor(zero_point, dtype=torch.int32), own.scheme)
         x, exact = rounding(own)(input), runner.adds_exactly
-        known: dict[str, Any] = {"learned": runner.learned(step), "mean": runner.mean(step), "exact": exact}
+        known: dict[str, Any] = {**runner.known_of_weight(self.step), "exact": exact}
         y: Tensor = simulated(step, runner.graph, runner.root, lambda _: x, own.scale, *smallest, **known)
         emits = runner.fused.emits_integers(self.step) and not is_falling_back()
         return rounding(runner.qparams(runner.fused.slot_of[step.output]))(y) if emits else y

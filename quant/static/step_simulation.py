@@ -38,6 +38,8 @@ def simulated(
     smallest: Tensor | None = None,
     learned: Tensor | None = None,
     mean: Tensor | None = None,
+    square: Tensor | None = None,
+    given: QWeight | None = None,
     output: QParams | None = None,
     exact: bool = False,
 ) -> Any:
@@ -48,7 +50,8 @@ def simulated(
         scale: of the input of a weighted step.
         smallest: of the scales that the same layer is called with, here and at other places.
         learned: the weight's scale, where training learned it.
-        mean: of the same layer's input, per channel.
+        mean, square: of the same layer's input and of its square, per channel.
+        given: the int8 weight, where it is known already.
         output: the range of a weighted step's value, where that becomes integers.
         exact: add products as integers do (`exactly`), not in float32.
     """
@@ -60,7 +63,7 @@ def simulated(
         for index in step.nodes[len(own) :]:
             own[index] = evaluate(graph.nodes[index], root, lambda i: own[i] if i in own else value(i))
         return own[step.output]
-    q = weights.quantized(step, graph, root, smallest, learned, mean)
+    q = given or weights.quantized(step, graph, root, smallest, learned, mean, square)
     if exact and scale is not None:
         return exactly(step, value(step.inputs[0]), q, scale, output)
     bias = q.bias

@@ -11,11 +11,15 @@ from quant.folding import gain_and_shift, norm_of, parameter
 from quant.graph import Graph, Kind
 from quant.kernels import QParams, weight_scheme
 from quant.kernels.scheme import weight_scale
-from quant.observers import make_observer
+from quant.observers import AUTO, make_observer
 from quant.ops.step import Step
 from quant.recipe import QConfig
+from quant.rounding import least_error_scale
 from quant.runtime.layers.requantizing import BIAS_LIMIT
 from quant.runtime.layers.weighted import QWeight
+
+FEW_BITS = 4
+"""The most bits of weights whose scales are chosen by the layer's output: with 8, the largest weight sets them well."""
 
 
 def folded(step: Step, graph: Graph, root: nn.Module) -> tuple[Tensor, Tensor | None]:
@@ -94,6 +98,7 @@ def quantized(
     input_scale: Tensor | None,
     learned: Tensor | None = None,
     mean: Tensor | None = None,
+    square: Tensor | None = None,
 ) -> QWeight:
     """The int8 weight of a step, by its QConfig.
 
@@ -101,12 +106,13 @@ def quantized(
         input_scale: float32 (), the smallest that the layer is called with; None leaves the bias out of account.
         learned: float32 (out,), the scale that training learned; None chooses one for the weight.
         mean: float32 (channels,), of the layer's input; None corrects no bias.
+        square: float32 (channels,), the mean square of the input; None chooses scales by the weight alone.
     """
     assert step.qconfig is not None
     weight, bias = folded(step, graph, root)
     bias = None if bias is None else bias.detach().to(torch.float32)
     rows = step.weighted.output_first(weight.detach().to(torch.float32))
-    scale = row_scale(rows, bias, input_scale, step, learned)
+    scale = row_scale(rows, bias, input_scale, step, learned, importance=_importance(step, rows, square))
     q_rows = QParams(scale, torch.zeros_like(scale, dtype=torch.int32), weight_scheme(step.qconfig.weight_bits))
     q_weight = step.weighted.as_layer(q_rows.quantize(rows)).contiguous()
     q = QWeight(q_weight, scale, None if bias is None else bias.clone())
@@ -118,7 +124,13 @@ def quantized(
 
 
 def row_scale(
-    rows: Tensor, bias: Tensor | None, input_scale: Tensor | None, step: Step, learned: Tensor | None = None
+    rows: Tensor,
+    bias: Tensor | None,
+    input_scale: Tensor | None,
+    step: Step,
+    learned: Tensor | None = None,
+    *,
+    importance: Tensor | None = None,
 ) -> Tensor:
     """The scale of each output channel, float32 (out,), for training and conversion alike.
 
@@ -126,12 +138,14 @@ def row_scale(
         rows: float32 (out, ...), the folded weight.
         bias: float32 (out,), folded.
         input_scale, learned: as for `quantized`.
+        importance: float32, broadcast to rows, the mean square of what each weight is multiplied by; None where no data
+            was seen.
 
     Raises:
         ValueError: the weight or bias holds NaN or inf; with the layer's name.
     """
     assert step.qconfig is not None
-    scale = _chosen_scale(rows, step.qconfig) if learned is None else learned
+    scale = _chosen_scale(rows, step.qconfig, importance) if learned is None else learned
     # Under torch.compile a branch on values would break the graph.
     checked = not torch.compiler.is_compiling()
     if checked and (
@@ -180,13 +194,31 @@ def dequantized_rows(rows: Tensor, qconfig: QConfig) -> Tensor:
     return q_rows.to(torch.float32) * scale.reshape(-1, *[1] * (rows.dim() - 1))
 
 
-def _chosen_scale(rows: Tensor, qconfig: QConfig) -> Tensor:
+def _importance(step: Step, rows: Tensor, square: Tensor | None) -> Tensor | None:
+    """The mean square of what each weight is multiplied by, broadcast to rows (out, in / groups, ...)."""
+    if square is None:
+        return None
+    groups = square.numel() // rows.shape[1]
+    by_output = square.reshape(groups, -1).repeat_interleave(rows.shape[0] // groups, 0)
+    return by_output.reshape(*by_output.shape, *[1] * (rows.dim() - 2))
+
+
+def by_output(qconfig: QConfig) -> bool:
+    """Whether scales follow from what rounding does to the layer's output, where calibration saw data."""
+    return qconfig.weight_observer == AUTO and qconfig.weight_bits <= FEW_BITS
+
+
+def _chosen_scale(rows: Tensor, qconfig: QConfig, importance: Tensor | None = None) -> Tensor:
     if not qconfig.per_channel:
-        return _scale_of_each(rows.reshape(1, -1), qconfig).expand(rows.shape[0]).clone()
-    return _scale_of_each(rows, qconfig)
+        flat = None if importance is None else importance.expand_as(rows).reshape(1, -1)
+        return _scale_of_each(rows.reshape(1, -1), qconfig, flat).expand(rows.shape[0]).clone()
+    return _scale_of_each(rows, qconfig, importance)
 
 
-def _scale_of_each(rows: Tensor, qconfig: QConfig) -> Tensor:
+def _scale_of_each(rows: Tensor, qconfig: QConfig, importance: Tensor | None) -> Tensor:
+    if importance is not None and by_output(qconfig):
+        flat = importance.expand_as(rows).flatten(1)
+        return least_error_scale(rows.flatten(1), flat, bits=qconfig.weight_bits)
     if not qconfig.clips_weights:
         return weight_scale(rows, bits=qconfig.weight_bits)
     observer = make_observer(qconfig.weight_observer, weight_scheme(qconfig.weight_bits), **qconfig.weight_options)

@@ -130,3 +130,29 @@ def test_rows_are_kept(bench: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_p
     assert "own_dies: fails: the process ended with 3" in results.with_suffix(".txt").read_text()
     with pytest.raises(SystemExit, match="no architecture's name matches"):
         bench.main(["--only", "nothing", "--results", str(results)])
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="a row's process is forked, which this system cannot")
+def test_a_run_comes_in_slices(
+    bench: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What the minutes leave is done by the next call; rows of another commit are said, or done again."""
+    results = tmp_path / "rows.jsonl"
+    made = {name: entry_of(bench, name) for name in ("own_first", "own_second")}
+    monkeypatch.setattr(bench, "CATALOGUE", made)
+    monkeypatch.setattr(importlib.import_module("zoo.rows"), "CATALOGUE", made)
+    monkeypatch.setattr(bench, "measure", lambda entry, *_: row_of(entry.name, 3.0))
+    monkeypatch.setattr(bench.harness, "_commit", lambda: "later")
+    results.write_text(json.dumps(row_of("own_first", 3.0, commit="earlier")) + "\n")
+    assert bench.main(["--results", str(results), "--minutes", "0"]) == 1
+    assert "1 rows are left" in capsys.readouterr().out
+    assert bench.main(["--results", str(results), "--minutes", "5"]) == 0
+    assert "rows of several commits: 1 at earlier, 1 at later" in capsys.readouterr().out
+    assert bench.main(["--results", str(results), "--this-commit"]) == 0
+    assert "several commits" not in capsys.readouterr().out
+    rows = [json.loads(line) for line in results.read_text().splitlines()]
+    assert [(row["name"], row["commit"]) for row in rows] == [
+        ("own_first", "earlier"),
+        ("own_second", "later"),
+        ("own_first", "later"),
+    ]

@@ -40,6 +40,11 @@ class Anything(nn.Module):
         return None
 
 
+class ItselfToo(nn.Module):
+    def forward(*args: Any, **kwargs: Any) -> None:
+        return None
+
+
 class ByName(nn.Module):
     def forward(self, x: Tensor, /, *, scale: float = 1.0) -> Tensor:
         return x * scale
@@ -57,6 +62,7 @@ CASES = {
     "the only parameters are optional": (OnlyOptional(), (X, Y), (X,), {}, 1),
     "the only parameters are optional, one tensor": (OnlyOptional(), (X,), (X,), {}, 0),
     "a forward that takes anything": (Anything(), (X, Y), (X,), {}, 1),
+    "a forward that takes itself among its arguments": (ItselfToo(), (X, Y), (X,), {}, 1),
     "a packed sequence is one input": (One(), PACKED, (PACKED,), {}, 0),
     "a nested input": (One(), ([X, Z], Y), ([X, Z],), {}, 0),
     "a dict": (Two(), {"x": X, "lengths": Y}, (), {"x": X, "lengths": Y}, 0),

@@ -64,6 +64,18 @@ def test_what_is_left_of_a_tile_is_exact(compiled: Backend, k: int) -> None:
         assert torch.equal(compiled.linear_u8s8_u8(*arguments), reference.linear_u8s8_u8(*arguments)), of
 
 
+@pytest.mark.parametrize("k", [1, 2, 3, 5, 6, 7, 9, 15, 17, 31, 33], ids=lambda k: f"K{k}")
+def test_rows_that_end_inside_a_word_are_exact(backend: Backend, k: int) -> None:
+    """Kernels read four values of a row at once: such rows are copied, all but the last with what lies behind them."""
+    x, weight = activations(300, k, seed=7), weights(33, k, seed=8)
+    factors = torch.linspace(0.001, 0.01, 33)
+    for m, n in itertools.product((1, 2, 3, 4, 5, 16, 17, 300), (1, 16, 33)):
+        channels, of = weight[:n].contiguous(), f"M={m} N={n} K={k}"
+        known = x[:m].clone(), 7, channels, None, factors[:n].contiguous()
+        assert torch.equal(backend.linear_u8s8_f32(*known), exact(x[:m], 7, channels).float() * factors[:n]), of
+        assert torch.equal(backend.linear_u8s8_u8(*known, 60, 0, 255), reference.linear_u8s8_u8(*known, 60, 0, 255)), of
+
+
 @pytest.mark.parametrize("zero_point", [0, 3, 128, 255])
 def test_the_zero_point_is_removed_and_the_bias_added(backend: Backend, zero_point: int) -> None:
     x, weight = activations(7, 100), weights(33, 100)

@@ -58,6 +58,15 @@ def test_the_last_places_of_functions(function: str, farthest: float, most: floa
         assert errors[errors.isfinite()].max() <= most
 
 
+@needs_kernels
+def test_gelu_is_as_near_as_its_error_function() -> None:
+    """Not to the last place of what is near 0 on the left, where 1 + erf has few digits in torch too."""
+    x = torch.cat([torch.linspace(-9, 9, 40001), torch.linspace(-1e-3, 1e-3, 1001)])
+    (got,) = run(text("%9 = unary_f32 x=%0 by=gelu", inputs=1), [x])
+    exact = FUNCTIONS["gelu"](x.double())
+    assert ((got.double() - exact).abs() / x.double().abs().clamp(min=1e-9)).max() <= 1.5e-7
+
+
 def test_an_unknown_function_is_refused() -> None:
     program = text("%9 = unary_f32 x=%0 by=erfc", inputs=1)
     for runs in (lambda: run(program, [reals(3)]), lambda: reference_plan.run_plan([reals(3)], [], program)):
@@ -80,6 +89,35 @@ def test_sums(by: str, shape: tuple[int, ...], dims: str, *, keepdim: bool) -> N
 def test_sums_of_views() -> None:
     lines = ("%5 = transpose x=%0 dim0=0 dim1=2", "%9 = reduce_f32 x=%5 by=sum dim=2, keepdim=True")
     check(text(*lines, inputs=1), [reals(6, 5, 4)])
+
+
+@needs_kernels
+@pytest.mark.parametrize("count", [1, 2, 7, 8, 15, 16, 17, 31, 32, 33, 48, 50, 64, 100])
+@pytest.mark.parametrize("inner", [2, 5, 64, 70])
+@pytest.mark.parametrize("by", ["sum", "mean"])
+def test_sums_of_columns_have_the_bits_of_sums_of_rows(by: str, inner: int, count: int) -> None:
+    """Columns are added where they lie, in the order in which a row's partial sums are."""
+    x = reals(3, count, inner) * 100
+    x[0, 0, 0] = -0.0
+    (columns,) = run(text(f"%9 = reduce_f32 x=%0 by={by} dim=1, keepdim=False", inputs=1), [x])
+    rows = x.transpose(1, 2).contiguous()
+    (expected,) = run(text(f"%9 = reduce_f32 x=%0 by={by} dim=2, keepdim=False", inputs=1), [rows])
+    assert torch.equal(columns.view(torch.int32), expected.view(torch.int32))
+
+
+@needs_kernels
+@pytest.mark.parametrize("dims", ["0,", "1,", "2,", "3,", "0,1", "1,2", "2,3", "0,2", "0,3", "1,3", "0,1,2", "1,2,3"])
+@pytest.mark.parametrize("order", [(0, 1, 2, 3), (0, 3, 1, 2), (1, 0, 2, 3), (3, 2, 1, 0), (0, 2, 1, 3)], ids=str)
+def test_sums_do_not_depend_on_how_values_lie(order: tuple[int, ...], dims: str) -> None:
+    """A permutation before the sum moves nothing: the same values, with other strides."""
+    x = reals(3, 18, 5, 33)
+    places = ",".join(map(str, order))
+    lines = (f"%5 = permute x=%0 dims={places}", f"%9 = reduce_f32 x=%5 by=sum dim={dims} keepdim=False")
+    (got,) = run(text(*lines, inputs=1), [x])
+    (expected,) = run(
+        text(f"%9 = reduce_f32 x=%0 by=sum dim={dims} keepdim=False", inputs=1), [x.permute(order).contiguous()]
+    )
+    assert torch.equal(got, expected)
 
 
 @pytest.mark.parametrize(

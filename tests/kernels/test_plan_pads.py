@@ -75,6 +75,13 @@ def test_before_a_convolution(compiled: Backend, shape: tuple[int, ...], places:
     check(compiled, integers(2, channels, 9, 8), constants(*shape), program)
 
 
+@pytest.mark.parametrize("mode", ["constant", "reflect", "replicate", "circular"])
+@pytest.mark.parametrize("widths", ["1,0,2,3", "0,0,1,2", "3,2"])
+def test_of_reals(compiled: Backend, mode: str, widths: str) -> None:
+    x = torch.randn(2, 3, 6, 5, generator=generator())
+    check(compiled, x[0] if widths == "3,2" else x, [], text(f"%9 = pad q=%0 widths={widths} mode={mode} fill=0"))
+
+
 @pytest.mark.parametrize(("shape", "places"), PLACES.values(), ids=list(PLACES))
 @pytest.mark.parametrize("size", [(1, 1), (2, 1), (1, 5), (3, 3)])
 def test_of_images_smaller_than_the_kernel(

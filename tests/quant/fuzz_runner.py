@@ -13,6 +13,9 @@ import subprocess
 import sys
 from pathlib import Path
 from types import ModuleType
+from typing import Any
+
+from torch import nn
 
 HERE = Path(__file__).resolve().parent
 CHECKOUT = HERE.parents[1]
@@ -34,14 +37,21 @@ def fuzz(program: Path, count: int, seed: int, folder: Path, isa: str = "") -> s
     """Run the program over files of all test networks; failing cases are written to the folder."""
     import quant
 
-    models = load_by_path("runner_models", HERE / "runner_models.py")
+    models, networks = (load_by_path(name, HERE / f"{name}.py") for name in ("runner_models", "runner_networks"))
+    static = {name: (make, batches) for name, (make, batches) in models.EXAMPLES.items()}
+    static |= {name: (make, [example] * 2) for name, (make, example, _) in networks.NETWORKS.items()}
+    dynamic = {name: (make, example) for name, (make, example) in models.AS_THEY_COME.items()}
+    dynamic |= {f"{name}_as_it_comes": networks.NETWORKS[name][:2] for name in ("bert", "speller")}
     files = []
-    for name in models.EXAMPLES:
+
+    def save(name: str, model: nn.Module, example: Any = None) -> None:
         files.append(folder / f"{name}.q8")
-        quant.save(models.converted(name), files[-1], runner=True)
-    for name, (make, example) in models.AS_THEY_COME.items():
-        files.append(folder / f"{name}.q8")
-        quant.save(quant.quantize_dynamic(make().eval()), files[-1], runner=True, example_inputs=example)
+        quant.save(model, files[-1], runner=True, example_inputs=example)
+
+    for name, (make, batches) in static.items():
+        save(name, quant.quantize_static(make().eval(), batches, progress=False))
+    for name, (make, example) in dynamic.items():
+        save(name, quant.quantize_dynamic(make().eval()), example)
     environment = {**os.environ, "ASAN_OPTIONS": ASAN, **({"QUANT_ISA": isa} if isa else {})}
     words = [program, str(count), str(seed), folder, *files]
     return subprocess.run(list(map(str, words)), capture_output=True, text=True, check=False, env=environment)

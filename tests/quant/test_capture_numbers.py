@@ -218,3 +218,42 @@ def test_training_takes_numbers_that_change() -> None:
     with torch.no_grad():
         for n in (1, 5):
             assert (q(x, n) - p.eval()(x, n)).norm() < 0.01 * p(x, n).norm()
+
+
+# ---------------------------------------------------------------------------------------------- counts by values
+
+
+def routed(net: Any, y: Tensor, count: Any) -> Tensor:
+    """As mixtures of experts count the tokens of each expert: of as many numbers as there are experts."""
+    rows = y.flatten(0, 1)
+    ends = torch.histc(rows.argmax(dim=1).float(), bins=16, min=0, max=15).cumsum(0)
+    one, two = (rows * ends).chunk(2, dim=1)
+    return torch.cat([one, two.tanh()], dim=1).view_as(y)
+
+
+def repeated(net: Any, y: Tensor, count: Any) -> Tensor:
+    """As the keys of grouped heads are repeated; the branch asks for a size."""
+    twice = torch.repeat_interleave(y, 2, dim=1)
+    return twice[:, ::2] if twice.shape[1] > 1 else y
+
+
+def classified(net: Any, y: Tensor, count: Any) -> Tensor:
+    hot = torch.nn.functional.one_hot(y.argmax(dim=-1), num_classes=16).float()
+    return y * sum(hot.split(4, dim=2)).repeat(1, 1, 4)
+
+
+def counted(net: Any, y: Tensor, count: Any) -> Tensor:
+    """Here values decide about a size, of the number of repeats too."""
+    rows = y.flatten(0, 1)
+    kept = rows[rows[:, 0] > 0]
+    times = torch.repeat_interleave(y, kept.shape[0] + 1, dim=1)
+    return y + 1 if times.shape[1] > 100 else y
+
+
+@pytest.mark.parametrize("between", [routed, repeated, classified])
+def test_a_size_that_a_number_decides_is_no_size_by_values(between: Any) -> None:
+    assert runs(Net(between).eval(), X[:, :9], X[:1, 20:40])
+
+
+def test_a_number_that_values_decide_is_seen_through_repeats() -> None:
+    assert capture(Net(counted).eval(), X[:, :9]).islands

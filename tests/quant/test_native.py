@@ -136,9 +136,9 @@ PADS: dict[str, tuple[Callable[[Tensor], Tensor], bool]] = {
     "constant zero": (lambda x: F.pad(x, (0, 1, 2, 0), "constant", 0.0), True),
     "channels of zeros": (lambda x: F.pad(x[:, :2], (0, 1, 0, 1, 0, 1)), True),
     "another constant": (nn.ConstantPad2d(1, 0.5), False),
-    "reflected": (nn.ReflectionPad2d(1), False),
+    "reflected": (nn.ReflectionPad2d(1), True),
     "cropped": (lambda x: F.pad(x, (-1, 1, 0, -1)), False),
-    "read twice": (lambda x: F.pad(x, (0, 1, 0, 1)).mul(1.0) + F.pad(x, (0, 1, 0, 1)), False),
+    "read twice": (lambda x: F.pad(x, (0, 1, 0, 1)).mul(1.0) + F.pad(x, (0, 1, 0, 1)), True),
     "by what is computed": (Scaled(), False),
 }
 

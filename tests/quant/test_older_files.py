@@ -56,8 +56,21 @@ class Masked(nn.Module):
         return self.last(y.masked_fill(x < -0.999, torch.inf))
 
 
-MODELS: dict[str, Callable[[], nn.Module]] = {"ruled": Ruled, "masked": Masked}
-FILES = [("ruled", rules) for rules in range(1, RULES + 1)] + [("masked", 4), ("masked", 5)]
+class Finer(nn.Module):
+    """A layer with 16-bit activations: float by rules 5, static by rules 6."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.finer = nn.Linear(5, 6), nn.Linear(6, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.finer(self.first(x).relu())
+        return y
+
+
+MODELS: dict[str, Callable[[], nn.Module]] = {"ruled": Ruled, "masked": Masked, "finer": Finer}
+FILES = [("ruled", rules) for rules in range(1, 6)] + [("masked", 4), ("masked", 5), ("finer", 5), ("finer", 6)]
+assert FILES[-1][1] == RULES
 
 
 def built(model: nn.Module) -> nn.Module:
@@ -74,7 +87,7 @@ def signals(step: float) -> Tensor:
 
 def calls(case: str, step: float) -> list[tuple[Tensor, ...]]:
     x = signals(step)
-    return [(x,)] if case == "ruled" else [(x,), (x, x)]
+    return [(x,), (x, x)] if case == "masked" else [(x,)]
 
 
 def outputs(q: nn.Module, case: str) -> dict[str, Tensor]:
@@ -100,7 +113,7 @@ def check(loaded: nn.Module, case: str, rules: int) -> None:
     assert describe(loaded).get("rules", 1) == rules
     outcomes = {entry.name: entry.outcome for entry in quant.summary(loaded)}
     floats = {name for name, module in loaded.named_modules() if outcomes.get(name, "int8") != "int8"}
-    assert floats == ({"last"} if (case, rules) == ("masked", 5) else set())
+    assert floats == {("masked", 5): {"last"}, ("finer", 5): {"finer"}}.get((case, rules), set())
 
 
 @pytest.mark.parametrize("case", MODELS)
@@ -128,9 +141,11 @@ def test_a_file_of_a_newer_version_is_refused_with_the_version_that_wrote_it(
 
 def keep(rules: str) -> None:
     """Write the files of the version that is imported."""
-    recipe = quant.Recipe(default=quant.QConfig(activation_observer="minmax"))
+    minmax = quant.QConfig(activation_observer="minmax")
+    recipe = quant.Recipe({"finer": quant.QConfig(activation_bits=16)}, default=minmax)
     for case in [case for case, number in FILES if str(number) == rules]:
-        prepared = quant.prepare(built(MODELS[case]()), signals(0.3), recipe)
+        its = recipe if case == "finer" else quant.Recipe(default=minmax)
+        prepared = quant.prepare(built(MODELS[case]()), signals(0.3), its)
         with torch.no_grad():
             for call in [*calls(case, 0.3), *calls(case, 1.1)]:
                 prepared(*call)

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from quant.kernels.reference_plan import run_plan
 from torch import Tensor
 
 from quant.onnx.file import Node, OnnxFile
+from quant.onnx.load import OnnxModule
 from quant.onnx.load_operators import plan_of
 from quant.onnx.load_plan import NotTranslated
 
@@ -47,12 +47,14 @@ class Written:
         held = self.constant(values, values.dtype)
         return self.node("DequantizeLinear", held, self.constant(scale), zero_point, **attributes)
 
-    def plan(self, output: str) -> tuple[str, list[Tensor]]:
-        return plan_of(OnnxFile(tuple(self.nodes), self.constants, ("x",), (output,)))
+    def module(self, output: str) -> OnnxModule:
+        file = OnnxFile(tuple(self.nodes), self.constants, ("x",), (output,))
+        return OnnxModule("by hand", file, plan_of(file), "reference")
 
     def run(self, output: str, x: Tensor) -> Tensor:
-        text, constants = self.plan(output)
-        return run_plan([x], constants, text)[0]
+        y = self.module(output)(x)
+        assert isinstance(y, Tensor)
+        return y
 
 
 def rounded(x: Tensor, scale: float = X_SCALE, zero: int = X_ZERO) -> Tensor:
@@ -180,51 +182,189 @@ def test_a_value_that_two_read_is_computed_once() -> None:
     file = Written()
     product = conv(file, file.quantized("x"))
     first, second = (file.quantized(product, Y_SCALE, Y_ZERO) for _ in range(2))
-    text, _ = file.plan(file.quantized(file.node("Add", first, second), 0.2, 77))
+    text = file.module(file.quantized(file.node("Add", first, second), 0.2, 77)).plan
     assert text.count("conv_u8s8_u8") == 1
 
 
-def float_weight(file: Written) -> str:
-    return file.node("Conv", file.quantized("x"), file.constant(REAL))
+def float_weight(file: Written, x: str) -> str:
+    return file.node("Conv", x, file.constant(REAL), strides=[2, 2], auto_pad=b"SAME_UPPER")
 
 
-def weight_with_zero_point(file: Written) -> str:
-    return file.node("Conv", file.quantized("x"), file.weight(WEIGHT, SCALES, [3] * 6, axis=0))
+def weight_with_zero_point(file: Written, x: str) -> str:
+    return file.node("Conv", x, file.weight(WEIGHT, SCALES, [3] * 6, axis=0))
 
 
-def ranges_per_channel(file: Written) -> str:
-    return file.node("QuantizeLinear", "x", file.constant([0.1, 0.2]), file.constant([0, 0], torch.uint8))
+def gelu(file: Written, x: str) -> str:
+    """Of a product, whose reals nobody rounds."""
+    y = conv(file, x)
+    erf = file.node("Erf", file.node("Div", y, file.constant(2**0.5)))
+    return file.node("Mul", file.node("Mul", y, file.node("Add", erf, file.constant(1.0))), file.constant(0.5))
+
+
+def normed(file: Written, x: str) -> str:
+    """A norm as single nodes."""
+    mean = file.node("ReduceMean", x, axes=[-1])
+    centred = file.node("Sub", x, mean)
+    variance = file.node("ReduceMean", file.node("Pow", centred, file.constant(2.0)), axes=[-1])
+    deviation = file.node("Sqrt", file.node("Add", variance, file.constant(1e-5)))
+    return file.node("Mul", file.node("Div", centred, deviation), file.constant(torch.linspace(1, 2, 9)))
+
+
+def masked(file: Written, x: str) -> str:
+    """As attention's masks are written."""
+    shape = file.node("Shape", x)
+    ones = file.node("ConstantOfShape", shape, value=torch.ones(1))
+    mask = file.node("Trilu", ones, upper=0)
+    allowed = file.node("Equal", mask, file.constant(1.0))
+    return file.node("Softmax", file.node("Where", allowed, x, file.constant(-1e9)), axis=-1)
+
+
+def ninths(x: Tensor) -> Tensor:
+    return F.layer_norm(x, (9,)) * torch.linspace(1, 2, 9)
+
+
+CHANNELS = torch.linspace(0.02, 0.05, 6)
+
+
+def ranges_per_channel(zeros: list[int]) -> Callable[[Written, str], str]:
+    """As NNCF has them before depthwise convolutions."""
+
+    def write(file: Written, x: str) -> str:
+        ends = file.constant(CHANNELS), file.constant(zeros, torch.uint8)
+        y = file.node("Relu", conv(file, x))
+        y = file.node("DequantizeLinear", file.node("QuantizeLinear", y, *ends), *ends)
+        weight = file.weight(WEIGHT[:, :1], SCALES, [0] * 6, axis=0)
+        y = file.node("Pad", y, file.constant([0, 0, 0, 1, 0, 0, 0, 1], torch.int64))
+        return file.node("Conv", y, weight, group=6, pads=[1, 0, 1, 0])
+
+    return write
+
+
+def by_channels(zero: Tensor) -> Callable[[Tensor], Tensor]:
+    def compute(x: Tensor) -> Tensor:
+        scale, offset = CHANNELS.reshape(-1, 1, 1), zero.reshape(-1, 1, 1)
+        y = F.conv2d(x, REAL).relu()
+        y = ((y / scale).round().add(offset).clamp(0, 255) - offset) * scale
+        return F.conv2d(y, REAL[:, :1], padding=1, groups=6)
+
+    return compute
+
+
+ROWS = torch.arange(20, dtype=torch.int64).reshape(4, 5) % 9
+
+IN_FLOAT: dict[str, tuple[Callable[[Written, str], str], Callable[[Tensor], Tensor]]] = {
+    "float weight": (float_weight, lambda x: F.conv2d(x, REAL, stride=2, padding=1)),
+    "zero point of a weight": (
+        weight_with_zero_point,
+        lambda x: F.conv2d(x, (WEIGHT.float() - 3) * SCALES.reshape(-1, 1, 1, 1)),
+    ),
+    "sum that nobody rounds": (
+        lambda file, x: file.node("Relu", file.node("Add", x, x)),
+        lambda x: (x + x).relu(),
+    ),
+    "backwards": (
+        lambda file, x: file.node("Slice", x, *(file.constant([one], torch.int64) for one in (-1, -(2**40), 2, -1))),
+        lambda x: x.flip(2),
+    ),
+    "clamped mean": (
+        lambda file, x: file.node("Relu", file.node("GlobalAveragePool", x)),
+        lambda x: x.mean((2, 3), True).relu(),
+    ),
+    "function that nobody rounds": (lambda file, x: file.node("Sigmoid", x), torch.sigmoid),
+    "functions in a row": (
+        lambda file, x: file.node("Exp", file.node("Erf", file.node("Div", x, file.constant(2.0)))),
+        lambda x: torch.erf(x / 2).exp(),
+    ),
+    "gelu": (gelu, lambda x: F.gelu(F.conv2d(x, REAL))),
+    "norm": (normed, ninths),
+    "mask": (
+        masked,
+        lambda x: x.masked_fill(torch.ones(9, 9).triu(1).bool(), -1e9).softmax(-1),
+    ),
+    "reals by reals": (
+        lambda file, x: file.node("MatMul", file.node("Softmax", x, axis=-1), x),
+        lambda x: x.softmax(-1) @ x,
+    ),
+    "norm by one node": (
+        lambda file, x: file.node(
+            "LayerNormalization", x, file.constant(torch.linspace(1, 2, 9)), file.constant(torch.zeros(9)), axis=-1
+        ),
+        ninths,
+    ),
+    "pools": (
+        lambda file, x: file.node(
+            "Sub",
+            file.node("MaxPool", file.node("Softmax", x), kernel_shape=[3, 3], pads=[1, 1, 1, 1]),
+            file.node("AveragePool", file.node("Softmax", x), kernel_shape=[3, 3], auto_pad=b"SAME_LOWER"),
+        ),
+        lambda x: F.max_pool2d(x.softmax(-1), 3, 1, 1) - F.avg_pool2d(x.softmax(-1), 3, 1, 1, count_include_pad=False),
+    ),
+    "ranges per channel": (ranges_per_channel([0] * 6), by_channels(torch.zeros(6))),
+    "zero points per channel": (ranges_per_channel([0, 1, 2, 3, 4, 5]), by_channels(torch.arange(6))),
+    "rows by numbers": (
+        lambda file, x: file.node("Gather", x, file.constant(ROWS, torch.int64), axis=2),
+        lambda x: x[:, :, ROWS],
+    ),
+}
+
+
+@pytest.mark.parametrize("case", IN_FLOAT)
+def test_an_operator_in_float(case: str) -> None:
+    """Read as reals, and rounded afterwards."""
+    write, expected = IN_FLOAT[case]
+    file, x = Written(), images()
+    out = write(file, file.quantized("x"))
+    wanted = expected(rounded(x))
+    assert torch.allclose(file.run(out, x), wanted, rtol=1e-4, atol=1e-4)
+    scale = float(wanted.abs().max()) / 100
+    got = file.run(file.quantized(out, scale, 128), x)
+    assert got.shape == wanted.shape
+    assert float((got - rounded(wanted, scale, 128)).abs().max()) <= 1.01 * scale
+
+
+def test_ranges_of_channels_are_integers_where_the_zero_points_agree() -> None:
+    file = Written()
+    assert not file.module(file.quantized(ranges_per_channel([0] * 6)(file, file.quantized("x")))).in_torch
+    file = Written()
+    assert len(file.module(ranges_per_channel([0, 1, 2, 3, 4, 5])(file, file.quantized("x"))).in_torch) == 4
+
+
+def test_a_gelu_of_a_product_is_one_line() -> None:
+    file = Written()
+    module = file.module(gelu(file, file.quantized("x")))
+    assert not module.in_torch
+    assert module.plan.count("by=gelu") == 1
+    assert "erf" not in module.plan.lower()
+
+
+def test_what_torch_computes_is_named() -> None:
+    file = Written()
+    module = file.module(file.node("Softplus", file.node("Softmax", file.quantized("x"), axis=-1)))
+    assert module.in_torch == ("node 'Softplus_3' (Softplus)",)
+    assert "in_torch=1" in repr(module)
 
 
 REFUSED: dict[str, tuple[Callable[[Written], str], str]] = {
-    "float weight": (float_weight, "its input 'c2' is a constant that is not quantised"),
-    "zero point": (weight_with_zero_point, "a constant of torch.int8 with a zero point"),
-    "ranges per channel": (ranges_per_channel, "has 2 scales"),
-    "unknown": (lambda file: file.node("Einsum", "x"), r"node 'Einsum_0' \(Einsum\) has no integer form here"),
-    "float input": (lambda file: file.node("Add", "x", "x"), "its input 'x' is not quantised"),
-    "float sum": (
-        lambda file: file.node("Add", file.quantized("x"), file.quantized("x")),
-        r"\(Add\): its result is read as float32, expected a QuantizeLinear",
+    "nothing quantised": (lambda file: file.node("Relu", "x"), "holds no QuantizeLinear and no DequantizeLinear"),
+    "unknown": (
+        lambda file: file.node("Einsum", file.quantized("x")),
+        r"node 'Einsum_2' \(Einsum\) has no integer form here",
     ),
-    "backwards": (
-        lambda file: file.node(
-            "Slice", file.quantized("x"), *(file.constant([one], torch.int64) for one in (-1, -9, 2, -1))
-        ),
-        "takes values backwards",
+    "unknown attribute": (
+        lambda file: file.node("Relu", file.quantized("x"), slope=1.0),
+        r"node 'Relu_2' \(Relu\) has the attribute 'slope', which is not known here",
     ),
-    "automatic padding": (lambda file: conv(file, file.quantized("x"), auto_pad=b"SAME_UPPER"), "pads automatically"),
-    "clamped mean": (
-        lambda file: file.quantized(file.node("Relu", file.node("GlobalAveragePool", file.quantized("x")))),
-        "is clamped before it is quantised",
+    "blocks": (
+        lambda file: file.node("Conv", file.quantized("x"), file.weight(WEIGHT, SCALES, [0] * 6, axis=0, block_size=2)),
+        "with scales of blocks",
     ),
-    "transposed matrix": (
-        lambda file: file.node("Gemm", file.quantized("x"), file.weight(MATRIX, 0.1), transA=1),
-        "expected x times a matrix",
+    "too many inputs": (
+        lambda file: file.node("Erf", file.node("Softmax", file.quantized("x")), file.constant(1.0)),
+        r"node 'Erf_3' \(Erf\) breaks the rules of its operator",
     ),
-    "function of a float": (lambda file: file.node("Sigmoid", "x"), "its input is not quantised"),
-    "function that nobody rounds": (
-        lambda file: file.node("Sigmoid", file.quantized("x")),
-        "output 'Sigmoid_2': is read as float32",
+    "constant output": (
+        lambda file: file.node("Add", file.quantized("x") and file.constant(1.0), file.constant(2.0)),
+        "output 'Add_2' is the same for all inputs",
     ),
     "other range": (
         lambda file: file.node(
@@ -240,4 +380,11 @@ def test_refused(case: str) -> None:
     write, message = REFUSED[case]
     file = Written()
     with pytest.raises(NotTranslated, match=message):
-        file.plan(write(file))
+        file.module(write(file))
+
+
+def test_what_the_inputs_shapes_do_not_fit_is_said_with_the_node() -> None:
+    file = Written()
+    module = file.module(file.node("Gather", file.quantized("x"), file.constant(ROWS, torch.int64), axis=2))
+    with pytest.raises(ValueError, match=r"by hand: inputs 'x' \(2, 4, 3, 3\) do not fit the file.*node 'Gather_2'"):
+        module(images()[:, :, :3, :3])

@@ -29,6 +29,9 @@ VIEWS: dict[str, Callable[[Tensor], Tensor]] = {
     "the last ones": lambda x: x[..., 2:],
     "between dots": lambda x: x[:, ..., ::2],
     "an index after dots": lambda x: x[..., None, :, 1].transpose(2, 3),
+    "padded by itself": lambda x: F.pad(x, (1, 2, 3, 0), mode="reflect"),
+    "padded by its edge": lambda x: F.pad(x, (2, 0, 1, 1), mode="replicate"),
+    "padded in circles": lambda x: F.pad(x, (1, 1, 0, 2), mode="circular"),
     "stacked": lambda x: torch.stack([x, x + x], 2).flatten(1, 2),
     "stacked last": lambda x: torch.stack((x, x), -1).flatten(3),
 }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from typing import Any
 
 import pytest
@@ -119,3 +120,32 @@ def test_a_model_made_in_inference_mode_is_an_ordinary_one(net: nn.Module, image
         made.train()(images[0])
     assert not any(tensor.is_inference() for tensor in made.state_dict().values())
     made(images[0].requires_grad_())  # autograd keeps for later what it may not keep of an inference tensor
+
+
+class Star(Net):
+    def forward(*args: Any, **kwargs: Any) -> Tensor:
+        self, images, *more = args
+        return self.head(self.conv(images * kwargs.get("gain", 1.0)).relu().mean((2, 3))) + sum(more)
+
+
+class Named(Net):
+    def forward(self, images: Tensor, /, **settings: float) -> Tensor:
+        return super().forward(images, **settings)
+
+
+@pytest.mark.parametrize("kind", [Star, Named])
+def test_arguments_that_have_no_names_go_together_with_those_that_have(kind: type[Net], images: list[Tensor]) -> None:
+    torch.manual_seed(0)
+    net = kind().eval()
+    more = (2.0,) if kind is Star else ()
+    q = quant.quantize_static(net, images, forward=lambda model, x: model(x, *more, gain=2.0), progress=False)
+    assert {entry.outcome for entry in quant.summary(q) if entry.name in ("conv", "head")} == {"int8"}
+    torch.testing.assert_close(q(images[0], *more, gain=2.0), net(images[0], *more, gain=2.0), rtol=0.05, atol=0.05)
+
+
+def test_bound_arguments_are_an_example(images: list[Tensor]) -> None:
+    net = Named().eval().bfloat16()
+    example = inspect.signature(net.forward).bind(images[0].bfloat16(), gain=2.0)
+    prepared = quant.prepare(net, example)
+    with torch.no_grad():
+        assert prepared(images[0].bfloat16(), gain=2.0).dtype == torch.bfloat16

@@ -5,6 +5,7 @@ from __future__ import annotations
 import collections
 import enum
 import math
+import re
 import subprocess
 import sys
 import types
@@ -99,6 +100,8 @@ def test_the_calls_that_a_program_stands_for_come_back() -> None:
 def test_a_call_that_names_what_is_no_input_or_checks_what_is_not_known_is_refused() -> None:
     with pytest.raises(TextError, match="the call names %9, which is not an input"):
         parse(WHOLE_CALL.replace("x=%0", "x=%9"))
+    with pytest.raises(TextError, match="%0 is an input that the call does not name"):
+        parse(re.sub("(?m)^call .*$", "call ()", WHOLE_CALL))
     with pytest.raises(TextError, match="'flat' is not a requirement of an input"):
         parse(WHOLE_CALL.replace("contiguous", "flat"))
     with pytest.raises(TextError, match="line 5: expected 'argument'"):

@@ -79,7 +79,7 @@ def test_settings_print_as_they_are_written() -> None:
     [
         ({"activation_observer": "kl"}, r"activation_observer is 'kl', expected one of auto, minmax, .*, lsq\+, pact;"),
         ({"activation_observer": ["minmax"]}, r"activation_observer is \['minmax'\], expected one of auto"),
-        ({"weight_observer": "auto"}, "weight_observer is 'auto', expected one of minmax, histogram"),
+        ({"weight_observer": "kl"}, "weight_observer is 'kl', expected one of auto, minmax, histogram"),
         ({"weight_observer": "moving_average"}, "a weight is observed once; 'minmax' is what it would be"),
         ({"activation_observer": "fixed"}, "'fixed' needs the options 'low', 'high', as in activation_options={'low'"),
         ({"activation_observer": "fixed", "activation_options": {"low": 0}}, "needs the options 'high'"),
@@ -94,7 +94,8 @@ def test_settings_print_as_they_are_written() -> None:
         ({"activation_observer": "moving_average", "activation_options": {"distributed": 1}}, "options: momentum$"),
         ({"activation_options": {"percentile": 99.9}}, "without an activation_observer to take them; name one: .*"
          "'percentile' takes percentile, bins"),
-        ({"weight_options": {"bins": 64}}, "observer 'minmax' has no option 'bins'"),
+        ({"weight_options": {"bins": 64}}, "without a weight_observer to take them; name one: .*'mse' takes bins"),
+        ({"weight_observer": "minmax", "weight_options": {"bins": 64}}, "observer 'minmax' has no option 'bins'"),
         ({"weight_observer": "mse", "weight_options": {"bins": 100}}, "expected a power of two"),
         ({"activation_observer": "pact", "activation_options": {"alpha": -1.0}}, "expected positive and finite"),
         ({"per_row": 1}, "per_row is 1, expected True, False or 'auto'"),
@@ -196,3 +197,34 @@ def test_a_pattern_that_is_none() -> None:
 def test_a_recipe_is_frozen() -> None:
     with pytest.raises(dataclasses.FrozenInstanceError):
         Recipe().backend = "fbgemm"  # type: ignore[misc]
+
+
+def test_a_recipe_goes_through_json() -> None:
+    config = QConfig(weight_bits=4, activation_observer="percentile", activation_options={"percentile": 99.0})
+    for recipe in (
+        Recipe({"a.*": None, "b": config}, default=None, backend="reference"),
+        Recipe(),
+        Recipe({"[[]x]": config}, default=config),
+    ):
+        assert Recipe.from_dict(json.loads(json.dumps(recipe.to_dict()))) == recipe
+    assert Recipe.from_dict({}) == Recipe()
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        ({"rule": []}, "unknown fields"),
+        ({"rules": [3]}, "expected 'rules' as a list"),
+        ({"rules": [["a", 3]]}, "expected 'rules' as a list"),
+        ({"rules": [["a", {"bits": 4}]]}, "unknown fields"),
+    ],
+    ids=["a field", "no pair", "no settings", "a setting"],
+)
+def test_another_dictionary_is_no_recipe(data: dict[str, Any], message: str) -> None:
+    with pytest.raises(RecipeError, match=message):
+        Recipe.from_dict(data)
+
+
+def test_a_class_has_no_name_in_json() -> None:
+    with pytest.raises(RecipeError, match="only names have a form in JSON"):
+        Recipe({nn.Linear: None}).to_dict()

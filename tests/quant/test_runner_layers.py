@@ -13,6 +13,7 @@ import numpy
 import pytest
 import torch
 from quant.kernels import build, ops
+from safetensors import safe_open
 from torch import Tensor, nn
 
 import quant
@@ -214,6 +215,14 @@ def test_a_loaded_tagger_gives_the_same(tmp_path: Path) -> None:
 def test_a_dynamic_model_needs_an_example() -> None:
     with pytest.raises(ExportError, match=r"Tagger has int8 layers and no program .*: give example_inputs"):
         whole_plan(quantized("lstm", dynamic=True))
+
+
+def test_a_dynamic_models_weights_are_stored_once(tmp_path: Path) -> None:
+    """Those of the copy that was captured for the export are the model's own."""
+    quant.save(quantized("lstm", dynamic=True), tmp_path / "model.q8", runner=True, example_inputs=CASES["lstm"][1])
+    with safe_open(tmp_path / "model.q8", framework="pt") as file:
+        added = [name for name in file.keys() if name.startswith("_quant_runner/")]  # noqa: SIM118
+        assert [name for name in added if file.get_tensor(name).dtype == torch.int8] == []
 
 
 def test_what_has_no_operation_is_named() -> None:

@@ -254,3 +254,31 @@ def test_a_static_forward_is_refused_by_name() -> None:
 
     with pytest.raises(TypeError, match=r"Static: its forward is a static method, expected a method; declare"):
         bind(Static(), (X,), {})
+
+
+def test_a_part_that_takes_itself_among_its_arguments_shows_them_while_it_waits_for_calls() -> None:
+    class Star(Layer):
+        def forward(*args: Any) -> Tensor:
+            return args[0].compute(args[1], None, 1.0)  # type: ignore[no-any-return]
+
+    class Whole(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.star, self.last = Star(), nn.Linear(8, 8)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.last(self.star(x))  # type: ignore[no-any-return]
+
+    waits = quant.prepare(Whole().eval(), X).get_submodule("star")
+    assert str(inspect.signature(waits.forward)) == "(*args: 'Any') -> 'Tensor'"
+
+
+@pytest.mark.parametrize("make", [quant.prepare, quant.prepare_qat], ids=["prepared", "in training"])
+def test_a_transform_of_torch_func_is_refused_by_name(make: Any) -> None:
+    prepared = make(Plain().eval(), X).train()
+    words = r"Plain: it is called inside of torch\.func\.vmap, expected a plain call.*; call it with the whole batch"
+    with torch.no_grad():
+        prepared(X)
+        for model in (prepared, quant.convert(prepared)):
+            with pytest.raises(TypeError, match=words):
+                torch.vmap(model)(X)

@@ -3,6 +3,8 @@
     static    quantize_static, against float and against an independent simulation (simulation.py)
     dynamic   quantize_dynamic, likewise
     qat       prepare_qat, a few steps of training, convert; against the trained model in eval mode
+    runner    quantize_static, saved for the torch-free runner: its bits are Python's, or a step is named (in_runner.py)
+    onnx      quantize_static, as an ONNX file in ONNX Runtime: as near to float, or a step is named (in_onnx.py)
 
 A row says "ok", "wrong: ..." where the structure or the numbers differ by more than they may, or "fails: ...".
 """
@@ -25,13 +27,13 @@ from torch import Tensor, nn
 
 import quant
 
-from . import reasons
+from . import in_onnx, in_runner, reasons
 from .entry import Batch, Entry
 from .reasons import MOST, OTHER_RANGES, SLACK, reached, shortfall
 from .simulation import WEIGHTED, all_integers_rounded, has_dynamic_form, is_layer, layers_rounded
 from .trees import Likeness, difference, likeness, matched_boxes, tensors_of
 
-MODES = ("static", "qat", "dynamic")
+MODES = ("static", "qat", "dynamic", "runner", "onnx")
 
 OVERLAP_SLACK = 0.15
 """By which the boxes of a detector may be found again less well than the simulation's."""
@@ -198,7 +200,22 @@ def _qat(entry: Entry, row: Row, speed: bool) -> None:
         row["speed"] = speed_ratio(entry, model, q)
 
 
-_MEASURES = {"static": _static, "dynamic": _dynamic, "qat": _qat}
+def _runner(entry: Entry, row: Row, speed: bool) -> None:
+    calibration = [entry.draw(i, entry.size) for i in range(CALIBRATION_BATCHES)]
+    q = quant.quantize_static(_build(entry), calibration, forward=entry.call, progress=False)
+    row["verdict"], refusal = in_runner.verdict(entry, q, _fresh(entry))
+    if refusal:
+        row["reason"] = refusal
+
+
+def _onnx(entry: Entry, row: Row, speed: bool) -> None:
+    model, calibration = _build(entry), [entry.draw(i, entry.size) for i in range(CALIBRATION_BATCHES)]
+    q = quant.quantize_static(model, calibration, forward=entry.call, progress=False)
+    with torch.no_grad():
+        row.update(in_onnx.verdict(entry, model, q, _fresh(entry)))
+
+
+_MEASURES = {"static": _static, "dynamic": _dynamic, "qat": _qat, "runner": _runner, "onnx": _onnx}
 
 
 def train(entry: Entry, prepared: nn.Module) -> list[float]:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import math
 import multiprocessing
 import os
 import resource
@@ -41,10 +42,12 @@ class Limits:
     Attributes:
         seconds: of CPU time, for one row.
         jobs: processes at a time.
+        minutes: after which no further row is begun; those that run end.
     """
 
     seconds: int
     jobs: int = 1
+    minutes: float = math.inf
 
 
 def kept(path: Path) -> dict[Key, Row]:
@@ -103,10 +106,13 @@ def compute(
         note: is told each row, `verdict` among it.
     """
     queue, running = todo[::-1], []
+    last = time.monotonic() + 60 * limits.minutes
     path.parent.mkdir(parents=True, exist_ok=True)
     _end_line(path)
     with path.open("a", encoding="utf-8") as file, tqdm(total=len(todo), unit="row", smoothing=0.05) as bar:
         while queue or running:
+            if time.monotonic() >= last:
+                queue.clear()
             while queue and len(running) < limits.jobs:
                 running.append(_start(queue.pop(), measure, limits.seconds))
             bar.set_postfix_str(", ".join(" ".join(job.key) for job in running))

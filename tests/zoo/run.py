@@ -3,6 +3,8 @@
     python tests/zoo/run.py                          # static and training, everything
     python tests/zoo/run.py --only 'hf_|own_moe' --mode static --jobs 2
     python tests/zoo/run.py --out zoo.jsonl          # stopped and started again, it goes on where it was
+    python tests/zoo/run.py --mode runner            # in the torch-free runner: the bits of Python, or a named refusal
+    python tests/zoo/run.py --mode onnx              # as ONNX files in ONNX Runtime, or a named refusal
 
 Each model runs in a process of its own, so that a crash or a hang is a row. Rows are kept as lines of JSON as they
 come; at the end a table in Markdown lies beside them, and the sums are printed. measure.py says what is measured.
@@ -21,6 +23,7 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")  # nothing here is trained, so noth
 sys.path.append(str(Path(__file__).resolve().parents[1]))  # tests/, where `zoo` is a package
 
 from tqdm import tqdm
+from zoo import in_runner
 from zoo.catalogue import CATALOGUE
 from zoo.measure import MODES, measure
 from zoo.rows import Key, Limits, Row, computable, compute, kept
@@ -32,6 +35,9 @@ others compute on, seconds say how many they are, not how long the row takes."""
 
 def main() -> int:
     options = _options()
+    if "runner" in options.mode and not in_runner.PROGRAM.exists():
+        print(f"there is no {in_runner.PROGRAM}: `make runner` compiles it", file=sys.stderr)
+        return 2
     names = [name for name in CATALOGUE if re.search(options.only, name)]
     if not names:
         print(f"no architecture's name matches {options.only!r}", file=sys.stderr)
@@ -99,6 +105,10 @@ LEGENDS = {
     "tensor. output[0] and output[1] are those of the two batches.",
     "dynamic": "As static; sim has static ranges.",
     "qat": "dB: SQNR of the integers against the trained model in eval mode.",
+    "onnx": "ok: ONNX Runtime's outputs are as near to float as the model's, for two batch sizes, with how far they "
+    "are from the model's; or the export refuses the model and says which step has no form.",
+    "runner": "ok: octet-run gives the bits of Python, for two batch sizes, on one thread and two; or the export "
+    "refuses the model and says which step is no part of its one native call.",
 }
 
 
@@ -125,6 +135,13 @@ def sums(rows: list[Row]) -> str:
         line = f"{mode}: {len(of_mode)} architectures, {kinds['ok']} ok, {kinds['wrong']} wrong, {kinds['fails']} fail"
         if layers:
             line += f"; {100 * integer / layers:.1f} % of {layers} weighted layers in int8"
+        refused = sum(row.get("reason", "").startswith("refused") for row in of_mode)
+        if mode == "runner":
+            line += f"; {kinds['ok'] - refused} with the bits of Python, {refused} refused by name"
+        if mode == "onnx":
+            same = sum(row.get("apart") == 0 for row in of_mode)
+            near = kinds["ok"] - refused - same
+            line += f"; {same} with the model's bits, {near} as near to float, {refused} refused by name"
         speeds = sorted(row["speed"] for row in of_mode if "speed" in row)
         if speeds:
             line += f"; median speed {speeds[len(speeds) // 2]}, {sum(speed < 1 for speed in speeds)} slower than float"

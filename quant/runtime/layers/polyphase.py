@@ -6,6 +6,7 @@ kernel. All phases r together are one convolution with s times as many output ch
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Sequence
 from typing import Any
@@ -45,6 +46,12 @@ class Polyphase:
     def _for_each_phase(self, values: Tensor) -> Tensor:
         shape = self.groups, math.prod(self.stride), self.outputs
         return values.reshape(self.groups, 1, self.outputs).expand(shape).reshape(-1)
+
+    def scaled(self, factor: float) -> Polyphase:
+        """The same operands with other multipliers and no bias."""
+        other = copy.copy(self)
+        other.q_bias, other.multiplier = None, self.multiplier * factor
+        return other
 
     def in_order(self, y: Tensor, sizes: Sequence[int]) -> Tensor:
         """The outputs (N, out, ...) of phases (N, out * phases, ...); `sizes` are the input's, (H, W) of an image."""

@@ -1,8 +1,9 @@
 """Int8 linear layers and convolutions with static ranges, under the user's names.
 
 Called by itself, a layer takes and returns floats. Inside a converted model, `compute` takes uint8 and returns uint8,
-or float32 where only floats are read. Buffers hold what defines the arithmetic: the int8 weight, the scales and zero
-points, the float bias. Everything else is derived from them when first needed.
+or float32 where only floats are read. With 16-bit activations it takes float32 and makes two bytes of it
+(`kernels/two_bytes.py`). Buffers hold what defines the arithmetic: the int8 weight, the scales and zero points, the
+float bias. Everything else is derived from them when first needed.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from quant.kernels import Backend, QParams, dispatch
+from quant.kernels import Backend, QParams, dispatch, two_bytes
 from quant.kernels.reference_ops import OpTable
 from quant.runtime import nonfinite
 from quant.runtime.layers.polyphase import Polyphase
@@ -50,8 +51,10 @@ class StaticLayer(nn.Module):
         clamps: for each site, (low, high) of the activation that is fused with the layer, or None.
         backend: a name of `quant.kernels.available()`, or None for the fastest that is exact here.
         own: the site whose ranges apply when the layer is called by itself.
+        activation_bits: 8, or 16 as two bytes.
     """
 
+    activation_bits = 8
     q_weight: Tensor
     weight_scale: Tensor
     bias: Tensor | None
@@ -68,9 +71,11 @@ class StaticLayer(nn.Module):
         q: QWeight,
         backend: str | None,
         fold: tuple[Tensor, Tensor] | None = None,
+        activation_bits: int = 8,
     ) -> None:
         super().__init__()
         self.product, self.backend = product, backend
+        self.activation_bits = activation_bits
         self.own = 0
         self.clamps: list[tuple[float, float] | None] = []
         self.register_buffer("q_weight", q.q_weight)
@@ -130,8 +135,11 @@ class StaticLayer(nn.Module):
             return self(x.unsqueeze(0)).squeeze(0)  # type: ignore[no-any-return]
         known = self._alone(x) if is_falling_back() else self.site(self.own)
         backend = dispatch.current(self.backend)
-        q_x = backend.operators["quantize"](x, known.input_scale, known.input_zero_point)
-        y = self._compute(q_x, known, None if known.alone else self.clamps[self.own], backend)
+        if known.low is None:
+            x_form = backend.operators["quantize"](x, known.input_scale, known.input_zero_point)
+        else:
+            x_form = x
+        y = self._compute(x_form, known, None if known.alone else self.clamps[self.own], backend)
         if y.dtype == torch.uint8:
             y = backend.operators["dequantize"](y, known.output_scale, known.output_zero_point)
         if known.alone and self.fold_gain is not None and self.fold_shift is not None:
@@ -141,27 +149,48 @@ class StaticLayer(nn.Module):
         nonfinite.note(x, seen)
         return nonfinite.spoiled(y, seen)  # type: ignore[no-any-return]
 
-    def compute(self, q_x: Tensor, site: int) -> Tensor:
-        """uint8 in; uint8 or float32 out, as of the site."""
-        return self._compute(q_x, self.site(site), self.clamps[site], dispatch.current(self.backend))
+    def compute(self, x: Tensor, site: int) -> Tensor:
+        """uint8 in, float32 with 16-bit activations; uint8 or float32 out, as of the site."""
+        return self._compute(x, self.site(site), self.clamps[site], dispatch.current(self.backend))
 
     def _alone(self, x: Tensor) -> _Derived:
         """The derived numbers for an input with the range of this call, and a float32 output."""
         return _Derived(self, self.own, range_of_call(x))
 
-    def _compute(self, q_x: Tensor, known: _Derived, clamp: tuple[float, float] | None, backend: Backend) -> Tensor:
+    def _compute(self, x: Tensor, known: _Derived, clamp: tuple[float, float] | None, backend: Backend) -> Tensor:
+        if known.low is not None:
+            return self._compute_two_bytes(x, known, known.low, clamp, backend)
+        y = self._formed(x, known, backend)
+        return y if clamp is None or known.limits is not None else y.clamp_(*clamp)
+
+    def _compute_two_bytes(
+        self, x: Tensor, known: _Derived, low: _LowByte, clamp: tuple[float, float] | None, backend: Backend
+    ) -> Tensor:
+        """The same of float32: the products of both bytes, added as float32."""
+        table = backend.operators
+        q_high = table["quantize"](x, known.input_scale, known.input_zero_point)
+        rest = x - table["dequantize"](q_high, known.input_scale, known.input_zero_point)
+        q_low = table["quantize"](rest, low.input_scale, low.input_zero_point)
+        y = self._formed(q_high, known, backend) + self._formed(q_low, low, backend)
+        y = y if clamp is None else y.clamp_(*clamp)
+        if not known.output_scale:
+            return y
+        return table["quantize"](y, known.output_scale, known.output_zero_point)
+
+    def _formed(self, q_x: Tensor, known: _Derived | _LowByte, backend: Backend) -> Tensor:
+        """The product with one tensor of bytes."""
         table = backend.operators
         if known.pad is not None:
             q_x = table["pad"](q_x, *known.pad)
-        if known.phases is not None and not backend.transposes:
-            y = self._product(table, known, known.phases, (q_x, known.input_zero_point, known.phases.q_weight))
-            y = known.phases.in_order(y, q_x.shape[2:])
-        else:
-            y = self._product(table, known, known, (q_x, known.input_zero_point, self.q_weight))
-        return y if clamp is None or known.limits is not None else y.clamp_(*clamp)
+        if known.phases is None or backend.transposes:
+            return self._product(table, known, known, (q_x, known.input_zero_point, self.q_weight))
+        y = self._product(table, known, known.phases, (q_x, known.input_zero_point, known.phases.q_weight))
+        return known.phases.in_order(y, q_x.shape[2:])
 
     @staticmethod
-    def _product(table: OpTable, known: _Derived, how: _Derived | Polyphase, operands: tuple[Any, ...]) -> Tensor:
+    def _product(
+        table: OpTable, known: _Derived | _LowByte, how: _Derived | _LowByte | Polyphase, operands: tuple[Any, ...]
+    ) -> Tensor:
         args = (*operands, how.q_bias, *how.settings, how.multiplier)
         if known.limits is None:
             return table[how.product.reals](*args)
@@ -253,7 +282,8 @@ class _Derived:
         self.q_bias = None if layer.bias is None else quantized_bias(layer.bias, product)
         self.limits: tuple[int, int] | None = None
         self.multiplier = product
-        if self.output_scale:
+        fine = layer.activation_bits == 16  # the sum of both products is rounded, and not each
+        if self.output_scale and not fine:
             self.multiplier = product / layer.output_scale[site]
             self.limits = clamp_limits(layer.clamps[site], self.output_scale, self.output_zero_point)
         self.product = layer.product
@@ -263,6 +293,21 @@ class _Derived:
             self.phases = Polyphase(layer.product, layer.q_weight, self.q_bias, self.multiplier)
         before = layer.product.pad_before
         self.pad = None if before is None else (*before, self.input_zero_point)
+        self.low = _LowByte(self) if fine else None
+
+
+class _LowByte:
+    """The numbers for the low byte of 16-bit activations: those of the high byte, with another scale and no bias."""
+
+    limits = q_bias = None
+    input_zero_point = output_zero_point = two_bytes.LOW_ZERO_POINT
+
+    def __init__(self, high: _Derived) -> None:
+        self.input_scale = two_bytes.low_scale(high.input_scale)
+        self.multiplier = high.multiplier / two_bytes.STEPS
+        self.product, self.settings = high.product, high.settings
+        self.pad = None if high.pad is None else (*high.pad[:-1], self.input_zero_point)
+        self.phases = None if high.phases is None else high.phases.scaled(1 / two_bytes.STEPS)
 
 
 def range_of_call(x: Tensor) -> tuple[Tensor, int]:

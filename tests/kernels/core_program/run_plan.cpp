@@ -61,7 +61,7 @@ void run(const char* from, const char* to) {
     constants.push_back({bytes.data(), dtype, sizes});
   }
   const octet::PreparedProgram program(text, constants);
-  octet::OwnWeights weights(program, constants);
+  octet::OwnWeights weights(constants);
   for (int64_t runs = in.number(); runs > 0; --runs) {
     std::vector<octet::PlanTensor> inputs;
     std::vector<std::string> values, results;

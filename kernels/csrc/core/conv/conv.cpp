@@ -8,6 +8,7 @@
 #include "core/conv/conv_image.h"
 #include "core/cpu/transpose.h"
 #include "core/depthwise/native_depthwise.h"
+#include "core/gemm/word_rows.h"
 
 namespace octet {
 namespace {
@@ -81,12 +82,15 @@ std::vector<int32_t> all_row_sums(const std::vector<std::shared_ptr<const Packed
   return all;
 }
 
-// Whether the pixels of the input are the rows of the product as they lie.
-bool is_product(const ConvCall& call) {
-  bool plain = call.shape.groups == 1 && call.shape.taps() == 1 && call.shape.channels % 4 == 0;
+// Whether the pixels of the input are the rows of the product, one after the other.
+bool has_pixels_as_rows(const ConvCall& call) {
+  bool plain = call.shape.groups == 1 && call.shape.taps() == 1 && call.shape.channels > 0;
   for (int axis = 0; axis < 3; ++axis) plain &= call.shape.stride[axis] == 1 && call.shape.in[axis] == call.shape.out[axis];
   return plain;
 }
+
+// Whether they are so as they lie.
+bool is_product(const ConvCall& call) { return has_pixels_as_rows(call) && call.shape.channels % 4 == 0; }
 
 // The rows of the kernel as they lie in the image, and nothing gathered.
 void convolve_in_place(const ConvCall& call, const PackedGemm& gemm) {
@@ -119,26 +123,31 @@ void convolve_whole(const ConvCall& call, const PackedGemm& gemm) {
              });
 }
 
-// The inputs of a group's product, a row for each output pixel: the pixels of the input as they lie, or gathered.
+// The inputs of a group's product, a row for each output pixel: the pixels of the input as they lie, copied, or gathered.
 class ProductRows {
  public:
-  ProductRows(const ConvCall& call, bool lie_there)
-      : call_(call), lie_there_(lie_there), gather_(call.shape, call.q_x, call.zero_point),
-        ldq_(lie_there ? call.shape.channels : padded_row(call.shape.k())) {}
+  // `words`: the product reads rows by words and no further, so that they need not lie 64 bytes apart.
+  ProductRows(const ConvCall& call, bool words)
+      : call_(call), lie_there_(words && is_product(call)), copied_(words && has_pixels_as_rows(call)),
+        gather_(call.shape, call.q_x, call.zero_point),
+        ldq_(copied_ ? word_row(call.shape.channels) : padded_row(call.shape.k())) {}
 
   int64_t ldq() const { return ldq_; }
 
   // Those of output pixels [first, first + rows), until others are asked for.
   const uint8_t* of(int64_t group, int64_t first, int64_t rows) const {
     if (lie_there_) return call_.q_x + first * ldq_;
-    uint8_t* gathered = workspace().q.get(rows * ldq_);
-    gather_.rows(group, first, rows, gathered, ldq_);
-    return gathered;
+    uint8_t* own = workspace().q.get(rows * ldq_);
+    if (copied_)
+      copy_to_words(call_.q_x + first * call_.shape.channels, call_.shape.channels, rows, own);
+    else
+      gather_.rows(group, first, rows, own, ldq_);
+    return own;
   }
 
  private:
   const ConvCall& call_;
-  bool lie_there_;
+  const bool lie_there_, copied_;
   Gather gather_;
   int64_t ldq_;
 };
@@ -163,7 +172,7 @@ struct GroupProduct {
 template <class Finish>
 void each_product(const ConvCall& call, const std::vector<std::shared_ptr<const PackedGemm>>& groups, int64_t block, Finish finish) {
   const ConvShape& shape = call.shape;
-  const ProductRows inputs(call, is_product(call));
+  const ProductRows inputs(call, true);
   const Requantize by = requantize_of(call, all_row_sums(groups).data());
   const int64_t width = shape.out_channels / shape.groups;
   each_share(shape.pixels(), call.products(), block, false, [&](int64_t first, int64_t rows, int part, int parts) {
@@ -184,9 +193,9 @@ void convolve_u8(const ConvCall& call, const std::vector<std::shared_ptr<const P
   if (!product && shape.groups == 1 && serves_image(call, *groups[0])) return convolve_image(call, *groups[0]);
   // Of many channels a row is gathered by few long copies, and its product brings weights ahead of their use: at 256
   // channels and 14 x 14 in place took 255 us, gathered 219.
-  const bool in_place = shape.groups == 1 && shape.dilation[2] == 1 && shape.channels < 32 && !product;
+  const bool in_place = shape.groups == 1 && shape.dilation[2] == 1 && shape.channels < 32 && !has_pixels_as_rows(call);
   if (in_place && groups[0]->takes_pieces()) return convolve_in_place(call, *groups[0]);
-  each_product(call, groups, product ? kRowBlock : gathered_at_once(shape, *groups[0]), [&](const GroupProduct& one) {
+  each_product(call, groups, has_pixels_as_rows(call) ? kRowBlock : gathered_at_once(shape, *groups[0]), [&](const GroupProduct& one) {
     leave(call, one.first, one.rows, one.begin, one.end, [&](uint8_t* to) {
       one.gemm.run_u8(one.q, one.ldq, one.rows, one.by, to + one.skip, shape.out_channels, one.part, one.parts);
     });
@@ -357,12 +366,11 @@ void depthwise(const ConvCall& call, const PackedDepthwise& layer) {
 std::vector<int8_t> kernel_rows(const int8_t* weight, int64_t n, int64_t channels, int64_t rows, int64_t width,
                                 int64_t groups) {
   const int64_t filled = packed_kernel_row(width, channels, groups), plane = rows * width;
+  if (plane == 1 && filled == channels) return {weight, weight + n * channels};
   std::vector<int8_t> packed(n * rows * filled, 0);
-  for (int64_t j = 0; j < n; ++j)
-    for (int64_t c = 0; c < channels; ++c)
-      for (int64_t row = 0; row < rows; ++row)
-        for (int64_t w = 0; w < width; ++w)
-          packed[(j * rows + row) * filled + w * channels + c] = weight[(j * channels + c) * plane + row * width + w];
+  for (int64_t j = 0; j < n; ++j, weight += channels * plane)
+    for (int64_t row = 0; row < rows; ++row)
+      transpose(weight + row * width, plane, channels, width, packed.data() + (j * rows + row) * filled, channels);
   return packed;
 }
 

@@ -27,12 +27,12 @@ class Scratch {
     const int64_t bytes = (count * static_cast<int64_t>(sizeof(T)) + 2 * kSlack + 63) / 64 * 64;
     if (bytes > bytes_) {
       std::free(memory_);
-      memory_ = std::aligned_alloc(64, bytes);
+      // Zeros from the system, which writes none before they are read.
+      memory_ = std::calloc(bytes + 63, 1);
       bytes_ = memory_ ? bytes : 0;
       if (!memory_) throw std::bad_alloc();
-      for (int64_t i = 0; i < bytes; ++i) static_cast<char*>(memory_)[i] = 0;
     }
-    return reinterpret_cast<T*>(static_cast<char*>(memory_) + kSlack);
+    return reinterpret_cast<T*>((reinterpret_cast<uintptr_t>(memory_) + 63) / 64 * 64 + kSlack);
   }
 
  private:

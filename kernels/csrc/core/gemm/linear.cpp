@@ -6,6 +6,7 @@
 #include <string>
 
 #include "core/gemm/narrow_gemm.h"
+#include "core/gemm/word_rows.h"
 #include "core/gemm/workspace.h"
 
 namespace octet {
@@ -228,12 +229,18 @@ void linear_dynamic(const Linear& layer, const float* x, int64_t ldx, int64_t m,
 void linear_direct(const PackedGemm& gemm, const uint8_t* q_x, int64_t m, const Requantize& by,
                    const StaticOutput& output) {
   const int64_t k = gemm.k(), n = gemm.n(), block = std::max(kRowBlock, kCachedRows / k / kRowBlock * kRowBlock);
-  const bool wide = outputs_are_shared(gemm, m * n * k);
+  const bool wide = outputs_are_shared(gemm, m * n * k), lie_there = k % 4 == 0;
   each_share(m, m * n * k, block, wide, [&](int64_t first, int64_t rows, int part, int parts) {
+    const uint8_t* x = q_x + first * k;
+    if (!lie_there) {
+      uint8_t* const own = workspace().q.get(rows * word_row(k));
+      copy_to_words(x, k, rows, own);
+      x = own;
+    }
     if (output.reals)
-      gemm.run_f32(q_x + first * k, k, rows, by, output.reals + first * n, n, part, parts);
+      gemm.run_f32(x, word_row(k), rows, by, output.reals + first * n, n, part, parts);
     else
-      gemm.run_u8(q_x + first * k, k, rows, by, output.quantized + first * n, n, part, parts);
+      gemm.run_u8(x, word_row(k), rows, by, output.quantized + first * n, n, part, parts);
   });
 }
 
@@ -241,8 +248,7 @@ void linear_static(const PackedGemm& gemm, const uint8_t* q_x, int32_t zero_poin
                    const StaticOutput& output) {
   const int64_t k = gemm.k(), n = gemm.n(), ldq = padded_row(k);
   if (m == 0) return;
-  // Rows whose length is a multiple of 4 are read to their end and no further, so as they lie.
-  if (!output.sums && gemm.requantizes() && k > 0 && k % 4 == 0)
+  if (!output.sums && gemm.requantizes() && k > 0)
     return linear_direct(gemm, q_x, m, requantize_of(output, n, zero_point, gemm.row_sums(), bias), output);
   each_block(m, m * n * k, [&](int64_t first, int64_t rows, int64_t threads) {
     Workspace& space = workspace();

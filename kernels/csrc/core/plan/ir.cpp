@@ -345,7 +345,7 @@ const std::map<std::string, Read, std::less<>>& readers() {
       {"unary_f32", [](LineReader& in) -> OperationKind {
          using By = RealFunction;
          return op::UnaryReal{in.value("x"), word_of<By>(in, "by", {"neg", "abs", "sqrt", "rsqrt", "exp", "sigmoid", "tanh",
-                                                                    "cos", "sin"})};
+                                                                    "cos", "sin", "gelu"})};
        }},
       {"reduce_f32", [](LineReader& in) -> OperationKind {
          return op::ReduceReal{in.value("x"), in.line().word("by") == "mean", in.integers("dim"), in.flag("keepdim")};

@@ -30,6 +30,44 @@ PlanView reordered(const PlanView& x, const Sizes& order) {
   return moved;
 }
 
+// How many values lie side by side behind the dimensions that are summed; 0 where these are no neighbours in memory, or the others
+// do not lie in their order.
+int64_t columns_behind(const PlanView& x, const std::vector<bool>& summed) {
+  Sizes order;
+  for (int64_t d = 0; d < x.rank(); ++d)
+    if (x.sizes[d] != 1) order.push_back(d);
+  std::stable_sort(order.begin(), order.end(), [&](int64_t one, int64_t other) { return x.strides[one] > x.strides[other]; });
+  int64_t beside = 1, columns = 1, runs = 0, last[2] = {-1, -1};
+  for (size_t at = order.size(); at-- > 0; beside *= x.sizes[order[at]])
+    if (x.strides[order[at]] != beside) return 0;
+  for (size_t at = 0; at < order.size(); ++at) {
+    const int64_t d = order[at];
+    if (d < last[summed[d]]) return 0;
+    last[summed[d]] = d;
+    runs += summed[d] && (at == 0 || !summed[order[at - 1]]);
+    columns = summed[d] ? 1 : columns * x.sizes[d];
+  }
+  return runs == 1 && !summed[order.back()] ? columns : 0;
+}
+
+// Sums of `n` rows of columns each, which no copy has to bring behind one another.
+PlanView summed_columns(PlanBuilder& b, const PlanView& x, int64_t n, int64_t columns, float divisor, const Sizes& sizes) {
+  const PlanView out = b.fresh(sizes, plain_strides(sizes), true);
+  constexpr int64_t kTogether = 64;
+  const int64_t pieces = (columns + kTogether - 1) / kTogether, groups = product(sizes) / columns;
+  b.emit({&x}, out, [=](const PlanFrame& frame) {
+    each_part(groups * pieces, groups * columns * n, [&](int64_t first, int64_t count) {
+      for (int64_t i = first; i < first + count; ++i) {
+        const int64_t group = i / pieces, begin = i % pieces * kTogether, width = std::min(kTogether, columns - begin);
+        float* const to = out.reals_out(frame) + group * columns + begin;
+        real_kernels().sum_columns(x.reals(frame) + group * n * columns + begin, n, columns, width, to);
+        if (divisor != 1.0f) std::transform(to, to + width, to, [=](float sum) { return sum / divisor; });
+      }
+    });
+  });
+  return out;
+}
+
 // The view repeated to a larger shape.
 PlanView spread(const Operation& operation, PlanView x, const Sizes& sizes) {
   const size_t missing = sizes.size() - x.sizes.size();
@@ -74,22 +112,24 @@ PlanView lower(PlanBuilder& b, const Operation& operation, const op::ReduceReal&
     expect(operation, !summed[d], "takes a dimension twice");
     summed[d] = true;
   }
-  Sizes order, kept, sizes;
+  Sizes order, sizes;
   int64_t n = 1;
   for (int64_t d = 0; d < given.rank(); ++d) {
     if (summed[d])
       n *= given.sizes[d];
     else
-      order.push_back(d), kept.push_back(given.sizes[d]);
+      order.push_back(d);
     if (!summed[d] || by.keepdim) sizes.push_back(summed[d] ? 1 : given.sizes[d]);
   }
   checked_count(operation, sizes);  // sums over no values are more than those
+  const float divisor = by.mean ? static_cast<float>(n) : 1.0f;
+  const int64_t columns = columns_behind(given, summed);
+  if (columns > 1) return summed_columns(b, given, n, columns, divisor, sizes);
+  const int64_t rows = product(sizes);
   for (int64_t d = 0; d < given.rank(); ++d)
     if (summed[d]) order.push_back(d);
   const PlanView x = b.plain(reordered(given, order));
   const PlanView out = b.fresh(sizes, plain_strides(sizes), true);
-  const float divisor = by.mean ? static_cast<float>(n) : 1.0f;
-  const int64_t rows = product(kept);
   b.emit({&x}, out, [=](const PlanFrame& frame) {
     each_part(rows, rows * n, [&](int64_t first, int64_t count) {
       for (int64_t i = first; i < first + count; ++i)

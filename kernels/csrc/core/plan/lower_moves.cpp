@@ -200,13 +200,57 @@ PlanView lower(PlanBuilder& b, const Operation& operation, const op::Cat& cat) {
   return out;
 }
 
-PlanView gathered(PlanBuilder& b, const PlanView& given, const std::vector<Sizes>& sources,
-                  uint8_t fill) {
+namespace {
+
+template <class T>
+T* first_of(const PlanFrame& frame, const PlanView& view) {
+  return reinterpret_cast<T*>(frame.buffers[view.buffer]) + view.offset;
+}
+
+// The offsets of one row's values in all dimensions but the last, and where it is no row of fill.
+struct RowOffset {
+  int64_t at = 0;
+  bool inside = true;
+
+  RowOffset(const std::vector<Sizes>& from, int64_t row) {
+    for (size_t d = from.size() - 1; d-- > 0; row /= static_cast<int64_t>(from[d].size())) {
+      const int64_t offset = from[d][row % static_cast<int64_t>(from[d].size())];
+      inside &= offset >= 0, at += offset;
+    }
+  }
+};
+
+// `from` has the offsets of the values in each dimension, the last one a row; `whole`: a row is copied as it lies.
+template <class T>
+void gather(PlanBuilder& b, const PlanView& x, const PlanView& out, const std::shared_ptr<std::vector<Sizes>>& from, bool whole, T fill) {
+  const int64_t length = from->back().size(), rows = length ? out.count() / length : 0;
+  b.emit({&x}, out, [=](const PlanFrame& frame) {
+    each_part(rows, out.count() * 2, [&](int64_t first, int64_t count) {
+      for (int64_t row = first; row < first + count; ++row) {
+        T* const to = first_of<T>(frame, out) + row * length;
+        const RowOffset offset(*from, row);
+        const T* const source = first_of<const T>(frame, x) + offset.at;
+        const Sizes& last = from->back();
+        if (!offset.inside) {
+          std::fill_n(to, length, fill);
+        } else if (whole) {
+          std::memcpy(to, source, length * sizeof(T));
+        } else {
+          for (int64_t i = 0; i < length; ++i) to[i] = last[i] < 0 ? fill : source[last[i]];
+        }
+      }
+    });
+  });
+}
+
+}  // namespace
+
+PlanView gathered(PlanBuilder& b, const PlanView& given, const std::vector<Sizes>& sources, uint8_t fill) {
   const bool plain = given.has_strides(plain_strides(given.sizes));
   const PlanView x = plain ? given : b.channels_last(given);
   Sizes sizes;
   for (const Sizes& axis : sources) sizes.push_back(static_cast<int64_t>(axis.size()));
-  const PlanView out = b.fresh(sizes, plain ? plain_strides(sizes) : channels_last_strides(sizes));
+  const PlanView out = b.fresh(sizes, plain ? plain_strides(sizes) : channels_last_strides(sizes), x.real);
   // Dimensions as they lie, so that the last one is a row.
   std::vector<size_t> order;
   for (size_t d = 0; d < sizes.size(); ++d) order.push_back(d);
@@ -217,33 +261,13 @@ PlanView gathered(PlanBuilder& b, const PlanView& given, const std::vector<Sizes
     for (int64_t& offset : offsets) offset = offset < 0 ? -1 : offset * x.strides[d];
     from->push_back(std::move(offsets));
   }
-  const int64_t length = from->back().size(), rows = length ? out.count() / length : 0;
+  const int64_t length = from->back().size();
   bool whole = x.sizes[order.back()] == length;
   for (int64_t i = 0; i < length; ++i) whole &= (*from).back()[i] == i;
-  b.emit({&x}, out, [=](const PlanFrame& frame) {
-    each_part(rows, out.count() * 2, [&](int64_t first, int64_t count) {
-      for (int64_t row = first; row < first + count; ++row) {
-        uint8_t* to = out.bytes_out(frame) + row * length;
-        int64_t at = 0, rest = row;
-        bool inside = true;
-        for (size_t d = from->size() - 1; d-- > 0;) {
-          const Sizes& axis = (*from)[d];
-          const int64_t offset = axis[rest % static_cast<int64_t>(axis.size())];
-          rest /= static_cast<int64_t>(axis.size());
-          inside &= offset >= 0;
-          at += offset;
-        }
-        if (!inside) {
-          std::memset(to, fill, length);
-        } else if (whole) {
-          std::memcpy(to, x.bytes(frame) + at, length);
-        } else {
-          const Sizes& last = from->back();
-          for (int64_t i = 0; i < length; ++i) to[i] = last[i] < 0 ? fill : x.bytes(frame)[at + last[i]];
-        }
-      }
-    });
-  });
+  if (x.real)
+    gather(b, x, out, from, whole, static_cast<float>(fill));
+  else
+    gather(b, x, out, from, whole, fill);
   return out;
 }
 
@@ -270,7 +294,6 @@ int64_t padded_source(const Operation& operation, op::PadMode mode, int64_t i, i
 
 PlanView lower(PlanBuilder& b, const Operation& operation, const op::Pad& pad) {
   const PlanView x = b.input(pad.q);
-  expect_dtype(operation, x, false);
   const Widths widths = widths_of(operation, pad, x);
   Sizes sizes = x.sizes;
   for (size_t d = 0; d < sizes.size(); ++d) sizes[d] += widths.before[d] + widths.after[d];
@@ -279,7 +302,7 @@ PlanView lower(PlanBuilder& b, const Operation& operation, const op::Pad& pad) {
     for (size_t d = 0; d < sizes.size(); ++d)
       for (const int64_t i : {-widths.before[d], x.sizes[d] + widths.after[d] - 1})
         if (x.sizes[d] > 0) padded_source(operation, pad.mode, i, x.sizes[d]);
-    return b.fresh(sizes, plain_strides(sizes));
+    return b.fresh(sizes, plain_strides(sizes), x.real);
   }
   std::vector<Sizes> sources;
   for (size_t d = 0; d < sizes.size(); ++d) {

@@ -10,15 +10,12 @@ namespace octet {
 // A weight's values, and what has been packed of them.
 class OwnWeights::Weight {
  public:
-  explicit Weight(const PlanConstant& constant) : sizes_(constant.sizes) {
-    const int8_t* const first = static_cast<const int8_t*>(constant.data);
-    values_.assign(first, first + product(sizes_));
-  }
+  explicit Weight(const PlanConstant& constant) : sizes_(constant.sizes), values_(static_cast<const int8_t*>(constant.data)) {}
 
   std::shared_ptr<const PackedGemm> gemm(int64_t group, int64_t groups) {
     const std::lock_guard lock(packing_);
     std::shared_ptr<const PackedGemm>& packed = gemms_[{group, groups}];
-    if (!packed) packed = groups ? pack_conv(group, groups) : pack_native(values(), sizes_.at(0), sizes_.at(1));
+    if (!packed) packed = groups ? pack_conv(group, groups) : pack_native(values_, sizes_.at(0), sizes_.at(1));
     return packed;
   }
 
@@ -26,42 +23,38 @@ class OwnWeights::Weight {
     const std::lock_guard lock(packing_);
     int64_t kernel[3] = {1, 1, 1};
     for (size_t axis = 2; axis < sizes_.size(); ++axis) kernel[axis + 3 - sizes_.size()] = sizes_[axis];
-    if (!depthwise_) depthwise_ = std::make_shared<PackedDepthwise>(values(), sizes_.at(0), kernel);
+    if (!depthwise_) depthwise_ = std::make_shared<PackedDepthwise>(values_, sizes_.at(0), kernel);
     return depthwise_;
   }
 
   std::shared_ptr<const PackedWinograd> winograd() {
     const std::lock_guard lock(packing_);
-    if (!winograd_) winograd_ = std::make_shared<PackedWinograd>(values(), sizes_.at(0), sizes_.at(1));
+    if (!winograd_) winograd_ = std::make_shared<PackedWinograd>(values_, sizes_.at(0), sizes_.at(1));
     return winograd_;
   }
 
  private:
-  const int8_t* values() const { return values_.data(); }
-
   std::shared_ptr<const PackedGemm> pack_conv(int64_t group, int64_t groups) const {
     const int64_t n = sizes_.at(0) / groups, channels = sizes_.at(1), width = sizes_.back();
     const int64_t rows = product(Sizes(sizes_.begin() + 2, sizes_.end() - 1));
-    const int8_t* const first = values() + group * n * channels * rows * width;
-    const std::vector<int8_t> packed = kernel_rows(first, n, channels, rows, width, groups);
-    return pack_native(packed.data(), n, rows * packed_kernel_row(width, channels, groups));
+    const int8_t* const first = values_ + group * n * channels * rows * width;
+    const int64_t k = rows * packed_kernel_row(width, channels, groups);
+    if (k == channels) return pack_native(first, n, k);  // of a 1 x 1 convolution: they lie so already
+    return pack_native(kernel_rows(first, n, channels, rows, width, groups).data(), n, k);
   }
 
   const Sizes sizes_;
-  std::vector<int8_t> values_;
+  const int8_t* const values_;
   std::mutex packing_;
   std::map<std::pair<int64_t, int64_t>, std::shared_ptr<const PackedGemm>> gemms_;
   std::shared_ptr<const PackedDepthwise> depthwise_;
   std::shared_ptr<const PackedWinograd> winograd_;
 };
 
-OwnWeights::OwnWeights(const PreparedProgram& program, const std::vector<PlanConstant>& constants) {
-  for (size_t i = 0; i < constants.size(); ++i) {
-    const PlanConstant& constant = constants[i];
+OwnWeights::OwnWeights(const std::vector<PlanConstant>& constants) {
+  for (const PlanConstant& constant : constants) {
     weights_.push_back(constant.dtype == "int8" ? std::make_unique<Weight>(constant) : nullptr);
-    const uint8_t* const first = static_cast<const uint8_t*>(constant.data);
-    const int64_t bytes = product(constant.sizes) * (constant.dtype == "float32" ? 4 : 1);
-    tables_.push_back(program.is_table(i) ? std::make_shared<const std::vector<uint8_t>>(first, first + bytes) : nullptr);
+    constants_.push_back(constant.data);
   }
 }
 
@@ -73,9 +66,6 @@ std::shared_ptr<const PackedGemm> OwnWeights::gemm(int constant, int64_t group, 
 }
 std::shared_ptr<const PackedDepthwise> OwnWeights::depthwise(int constant) { return weights_.at(constant)->depthwise(); }
 std::shared_ptr<const PackedWinograd> OwnWeights::winograd(int constant) { return weights_.at(constant)->winograd(); }
-std::shared_ptr<const void> OwnWeights::table(int constant) {
-  const auto& table = tables_.at(constant);
-  return {table, table->data()};
-}
+std::shared_ptr<const void> OwnWeights::table(int constant) { return {std::shared_ptr<const void>(), constants_.at(constant)}; }
 
 }  // namespace octet

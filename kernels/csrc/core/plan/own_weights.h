@@ -8,11 +8,11 @@
 
 namespace octet {
 
-// Copies the int8 constants and the tables, and packs each weight once for all plans that are built with it. Any number of threads
-// may share one.
+// Packs each weight once for all plans that are built with it. Points to the constants, which have to outlive it and these plans. Any
+// number of threads may share one.
 class OwnWeights final : public WeightPacker {
  public:
-  OwnWeights(const PreparedProgram& program, const std::vector<PlanConstant>& constants);
+  explicit OwnWeights(const std::vector<PlanConstant>& constants);
   ~OwnWeights() override;
   std::shared_ptr<const PackedGemm> gemm(int constant, int64_t group, int64_t groups) override;
   std::shared_ptr<const PackedDepthwise> depthwise(int constant) override;
@@ -22,7 +22,7 @@ class OwnWeights final : public WeightPacker {
  private:
   class Weight;
   std::vector<std::unique_ptr<Weight>> weights_;
-  std::vector<std::shared_ptr<const std::vector<uint8_t>>> tables_;
+  std::vector<const void*> constants_;
 };
 
 }  // namespace octet

@@ -17,11 +17,11 @@ std::shared_ptr<const std::vector<T>> copied(const PlanConstant& constant, const
   return std::make_shared<const std::vector<T>>(first, first + product(constant.sizes));
 }
 
-// The constants that look-ups name, or those that other operations do, by the lines.
-std::vector<bool> named_by(const Program& program, size_t constants, bool look_ups) {
+// The constants that operations name but look-ups, by the lines.
+std::vector<bool> named_as_values(const Program& program, size_t constants) {
   std::vector<bool> named(constants, false);
   for (const Operation& operation : program.operations) {
-    if ((operation.as<op::Embedding>() != nullptr) != look_ups) continue;
+    if (operation.as<op::Embedding>()) continue;
     const std::string& line = operation.text;
     for (size_t at = line.find('$'); at != std::string::npos; at = line.find('$', at + 1)) {
       size_t index = constants;
@@ -44,8 +44,7 @@ PreparedConstant prepared(const PlanConstant& constant) {
 PreparedProgram::PreparedProgram(std::string_view text, const std::vector<PlanConstant>& constants)
     : program_(parse_program(text)) {
   run_passes(program_);
-  tables_ = named_by(program_, constants.size(), true);
-  const std::vector<bool> values = named_by(program_, constants.size(), false);
+  const std::vector<bool> values = named_as_values(program_, constants.size());
   for (size_t i = 0; i < constants.size(); ++i)
     constants_.push_back(values[i] ? prepared(constants[i])
                                    : PreparedConstant{constants[i].dtype, constants[i].sizes, nullptr, nullptr, nullptr, true});

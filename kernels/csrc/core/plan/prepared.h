@@ -32,13 +32,10 @@ class PreparedProgram {
 
   const Program& program() const { return program_; }
   const std::vector<PreparedConstant>& constants() const { return constants_; }
-  // Whether look-ups read a constant, from `WeightPacker::table`.
-  bool is_table(size_t constant) const { return tables_[constant]; }
 
  private:
   Program program_;
   std::vector<PreparedConstant> constants_;
-  std::vector<bool> tables_;
 };
 
 }  // namespace octet

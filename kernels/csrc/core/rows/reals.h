@@ -26,15 +26,16 @@ using RealBinary = void (*)(const float* a, int64_t a_step, const float* b, int6
 
 // Functions of one value, in the order of their words in core/plan/settings.inc. Those before kExp are one or two correctly
 // rounded operations and so the same on every machine.
-enum class RealFunction { kNeg, kAbs, kSqrt, kRsqrt, kExp, kSigmoid, kTanh, kCos, kSin };
-constexpr int kRealFunctions = 9;
+enum class RealFunction { kNeg, kAbs, kSqrt, kRsqrt, kExp, kSigmoid, kTanh, kCos, kSin, kGelu };
+constexpr int kRealFunctions = 10;
 using RealUnary = void (*)(const float* x, int64_t n, float* out);
 
 struct RealKernels {
   RealBinary add, subtract, multiply, divide;  // one operation of float32, so the same on every machine
   RealUnary functions[kRealFunctions];
-  // The sum of a row.
+  // The sum of a row; of each of the first `columns` columns of x (n, ld), with the bits that `sum` gives for it as a row.
   float (*sum)(const float* x, int64_t n);
+  void (*sum_columns)(const float* x, int64_t n, int64_t ld, int64_t columns, float* sums);
   // A row of the softmax of x, or of its logarithm. NaN where all of x is -inf, as torch has it.
   void (*softmax)(const float* x, int64_t n, bool logarithm, float* out);
   // x / (1 + e**-x).

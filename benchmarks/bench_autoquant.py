@@ -1,0 +1,292 @@
+"""Whether `quant.autoquant` keeps its promises on trained models (`make bench-autoquant`).
+
+For each case, seed and budget: what the chosen model loses on the data that the search scored, and on other data that
+it never saw; its time and bytes beside float's; models scored, and minutes. A seed draws the calibration data and both
+sets. The budgets of a case and seed share a checkpoint. Then what `quant.sensitivity` costs beside evaluations of the
+float model. Exit status 1 when a budget is exceeded on unseen data by more than chance, when a larger budget gives a
+dearer model, when something is slower than float, or when sensitivity costs more than LIMIT evaluations a layer.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import math
+import statistics
+import sys
+import tempfile
+import time
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import display
+import torch
+from quant.calibrate import CalibrationWarning
+from torch import Tensor, nn
+
+import quant
+from quant.autoquant.costs import Cost
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tutorials"))
+
+from train_fashion import trained
+from zoo import efficientnet, fashion, g2p, silero
+from zoo.fetch import DataUnavailable
+
+BUDGETS = (0.001, 0.005, 0.02)
+SEEDS = (0, 1, 2)
+
+LIMIT = 3.0
+"""Most time of `quant.sensitivity`, in evaluations of the float model for each layer."""
+
+SURE = 2.4
+"""Standard errors on unseen data within which a larger drop than the budget is chance: one-sided 99 %."""
+
+Score = Callable[[nn.Module], Tensor]
+"""Model -> a score for each sample, float64."""
+
+LEGEND = """
+seen, unseen: what the metric loses on the samples that the search scored, and on others; +-: its standard error
+time: of float, measured beside it; KiB: of parameters and buffers; scored: models, with those of the checkpoint"""
+
+
+@dataclass(frozen=True)
+class Problem:
+    """One draw of a case.
+
+    Attributes:
+        data: to calibrate with.
+        seen, unseen: score a model on the search's samples, and on others.
+        example: of the timings.
+    """
+
+    model: nn.Module
+    data: Sequence[Any]
+    seen: Score
+    unseen: Score
+    example: Any
+
+
+@dataclass(frozen=True)
+class Row:
+    """One search."""
+
+    case: str
+    seed: int
+    budget: float
+    result: quant.types.Autoquantized
+    seen: float
+    unseen: float
+    error: float
+
+    @property
+    def held(self) -> bool:
+        """Whether the budget holds on unseen data, as far as these can tell."""
+        return self.unseen <= self.budget + SURE * self.error
+
+
+def fashion_cnn(network: str) -> Callable[[int], Problem]:
+    """A network of the tutorials: share of images whose class is right; 4,000 test images seen, 6,000 unseen."""
+
+    def draw(seed: int) -> Problem:
+        images, classes = fashion.load("test")
+        order = torch.randperm(len(images), generator=torch.Generator().manual_seed(seed))
+        train = fashion.load("train")[0]
+        chosen = torch.randperm(len(train), generator=torch.Generator().manual_seed(seed))[:512]
+
+        def score(places: Tensor) -> Score:
+            x, y = images[places].split(500), classes[places].split(500)
+            return lambda model: torch.cat([model(a).argmax(1) == b for a, b in zip(x, y, strict=True)]).double()
+
+        data = list(train[chosen].split(64))
+        return Problem(trained(network), data, score(order[:4000]), score(order[4000:]), images[:1])
+
+    return draw
+
+
+def efficientnet_lite0(seed: int) -> Problem:
+    """Share of photos' crops for which the float model names the same class; 60 crops seen, 110 of other draws not."""
+    model = efficientnet.load()
+    data = list(efficientnet.calibration(2, seed=seed).split(8))
+
+    def score(crops: Tensor) -> Score:
+        with torch.inference_mode():
+            expected = torch.cat([model(one).argmax(1) for one in crops.split(8)])
+
+        def same(other: nn.Module) -> Tensor:
+            return (torch.cat([other(one).argmax(1) for one in crops.split(8)]) == expected).double()
+
+        return same
+
+    seen = efficientnet.calibration(5, seed=1000 + seed)[17:77]
+    unseen = torch.cat([efficientnet.labelled()[0], efficientnet.calibration(7, seed=2000 + seed)[17:107]])
+    return Problem(model, data, score(seen), score(unseen), data[0][:1])
+
+
+def silero_vad(seed: int) -> Problem:
+    """Share of 32 ms in which speech is heard as by the float model, of recordings' parts that a seed draws."""
+    model = silero.load()
+    audio = torch.cat([silero.recording(name) for name in silero.RECORDINGS])
+    frames = 16000 * 8
+    parts = list(audio.split(frames))[:-1]
+    order = torch.randperm(len(parts), generator=torch.Generator().manual_seed(seed)).tolist()
+
+    def score(places: Sequence[int]) -> Score:
+        expected = [silero.speech_probabilities(model, parts[place]) > silero.THRESHOLD for place in places]
+
+        def same(other: nn.Module) -> Tensor:
+            heard = (silero.speech_probabilities(other, parts[place]) > silero.THRESHOLD for place in places)
+            return torch.cat([one == two for one, two in zip(heard, expected, strict=True)]).double()
+
+        return same
+
+    calibration, half = order[:3], 3 + (len(order) - 3) // 2
+    data = [batch for place in calibration for batch in _spoken(model, parts[place])]
+    return Problem(model, data, score(order[3:half]), score(order[half:]), data[1])
+
+
+def _spoken(model: nn.Module, audio: Tensor) -> Iterator[dict[str, Any]]:
+    """Every eighth call of the detector, with the state of the calls before."""
+    state: Any = None
+    with torch.no_grad():
+        for place, frame in enumerate(silero.frames(audio)):
+            call = {"audio": frame[None]} if state is None else {"audio": frame[None], "state": state}
+            if place % 8 == 0:
+                yield call
+            state = model(**call)[1]
+
+
+def g2p_words(seed: int) -> Problem:
+    """Share of words that are said right: 1,500 seen, 3,000 not."""
+    model = g2p.load()
+    calibration, seen, unseen = g2p.split(256, 1500, 3000, seed=seed)
+    dictionary = g2p.pronunciations()
+
+    def score(words: Sequence[str]) -> Score:
+        def right(other: nn.Module) -> Tensor:
+            said = g2p.predict(other, words)
+            return torch.tensor([one in dictionary[word] for one, word in zip(said, words, strict=True)]).double()
+
+        return right
+
+    data = [g2p.encode_words(calibration[place : place + 32]) for place in range(0, 256, 32)]
+    return Problem(model, data, score(seen), score(unseen), g2p.encode_words(calibration[:1]))
+
+
+CASES: dict[str, Callable[[int], Problem]] = {
+    "fashion residual CNN": fashion_cnn("residual"),
+    "fashion depthwise CNN": fashion_cnn("depthwise"),
+    "silero-vad": silero_vad,
+    "g2p-en": g2p_words,
+    "efficientnet-lite0": efficientnet_lite0,
+}
+
+
+def searched(case: str, seed: int, objective: str, folder: Path) -> Iterator[Row]:
+    """One search for each budget, the smallest first."""
+    problem = CASES[case](seed)
+    with torch.inference_mode():
+        unseen = problem.unseen(problem.model)
+    for budget in BUDGETS:
+        result = quant.autoquant(
+            problem.model,
+            problem.data,
+            problem.seen,
+            max_drop=budget,
+            objective=objective,  # type: ignore[arg-type]
+            example_inputs=problem.example,
+            checkpoint=folder / f"{seed}.json",
+        )
+        with torch.inference_mode():
+            lost = unseen - problem.unseen(result.model)
+        error = statistics.stdev(lost.tolist()) / math.sqrt(len(lost))
+        yield Row(case, seed, budget, result, result.drop, float(lost.mean()), error)
+
+
+def cells(row: Row) -> list[str]:
+    """A row of the table."""
+    result = row.result
+    return [
+        row.case, str(row.seed), f"{row.budget:g}", result.chosen.plan.says, f"{row.seen:+.4f}", f"{row.unseen:+.4f}",
+        f"{row.error:.4f}", "yes" if row.held else "NO", f"{result.chosen.cost.ratio:.3f}",
+        f"{result.chosen.cost.bytes / 1024:.0f}", str(result.evaluations), f"{result.minutes:.2f}",
+    ]  # fmt: skip
+
+
+HEADER = ("case", "seed", "budget", "chosen", "seen", "unseen", "+-", "held", "time", "KiB", "scored", "minutes")
+
+
+def faults(rows: Sequence[Row], objective: str) -> list[str]:
+    """What is not as promised."""
+    found = [f"{one.case}, seed {one.seed}: budget {one.budget} is exceeded" for one in rows if not one.held]
+    found += [f"{one.case}: slower than float" for one in rows if one.result.chosen.cost.ratio > 1]
+    for before, after in itertools.pairwise(rows):
+        same = (before.case, before.seed) == (after.case, after.seed)
+        costs = [_cost(one.result.chosen.cost, objective) for one in (before, after)]
+        if same and costs[1] > costs[0]:
+            found.append(f"{after.case}, seed {after.seed}: budget {after.budget} is dearer than {before.budget}")
+    return found
+
+
+def _cost(cost: Cost, objective: str) -> float:
+    return {"size": float(cost.bytes), "latency": cost.ratio}[objective]
+
+
+def sensitivity_cost(case: str) -> tuple[list[str], bool]:
+    """The time of `quant.sensitivity` with the case's metric, in evaluations of the float model for each layer."""
+    problem = CASES[case](SEEDS[0])
+    with torch.inference_mode():
+        problem.seen(problem.model)
+        began = time.perf_counter()
+        problem.seen(problem.model)
+        evaluation = time.perf_counter() - began
+    found = quant.sensitivity(problem.model, problem.data, problem.seen, progress=False)
+    each = found.seconds / evaluation / len(found)
+    row = [case, str(len(found)), display.duration(evaluation), display.duration(found.seconds), f"{each:.2f}"]
+    return [*row, "yes" if each <= LIMIT else "NO"], each <= LIMIT
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Print both tables; returns the exit status."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", metavar="WORDS", help="cases whose names have these words")
+    parser.add_argument("--seeds", type=int, default=len(SEEDS), help="how many (default: 3)")
+    parser.add_argument("--objective", choices=("latency", "size"), default="latency")
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--sensitivity", action="store_true", help="the cost of sensitivity alone")
+    options = parser.parse_args(arguments)
+    torch.set_num_threads(options.threads)
+    warnings.simplefilter("ignore", CalibrationWarning)
+    wanted = [case for case in CASES if options.only is None or options.only in case]
+    rows: list[Row] = []
+    problems, costs = [], []
+    with tempfile.TemporaryDirectory() as folder:
+        for number, case in enumerate(wanted):
+            try:
+                for seed in () if options.sensitivity else SEEDS[: options.seeds]:
+                    at = Path(folder) / str(number)
+                    at.mkdir(exist_ok=True)
+                    for row in searched(case, seed, options.objective, at):
+                        rows.append(row)
+                        print("  ".join(cells(row)), flush=True)
+                cost, cheap = sensitivity_cost(case)
+            except DataUnavailable as error:
+                print(f"absent: {case}, because {error}")
+                continue
+            costs.append(cost)
+            print("  ".join(cost), flush=True)
+            problems += [] if cheap else [f"{case}: sensitivity costs more than {LIMIT:g} evaluations a layer"]
+    if rows:
+        print("", display.table(HEADER, map(cells, rows)), LEGEND, sep="\n")
+    head = ("case", "layers", "an evaluation", "sensitivity", "evaluations a layer", f"at most {LIMIT:g}")
+    print("", display.table(head, costs), sep="\n")
+    problems += faults(rows, options.objective)
+    print("", *problems or ["all as promised"], sep="\n")
+    return 1 if problems else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,94 @@
+"""What a search has measured, in memory and in a checkpoint: a search that goes on takes it from there.
+
+The search itself keeps nothing: it is a function of what was measured, so a run that was killed begins again, finds its
+measurements, and goes on from where none is left. Another budget for the same model finds them too.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import platform
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from quant.calibrate import CheckpointError
+from quant.calibrate.batches import fingerprint, sample_bytes
+from quant.export.whole_files import replace_file
+from quant.recipe import Recipe
+
+VERSION = "1"
+"""Of the file, and of what its measurements mean."""
+
+
+class Records:
+    """Measurements by kind and name, each made once.
+
+    Attributes:
+        path: of the checkpoint; None keeps them in memory.
+        found: how many a checkpoint had.
+    """
+
+    def __init__(self, path: Path | None, identity: Mapping[str, str]) -> None:
+        self.path, self.identity = path, dict(identity)
+        self._values: dict[str, dict[str, Any]] = {}
+        if path is not None and path.exists():
+            self._values = _read(path, self.identity)
+        elif path is not None:
+            self._write()  # known before the work rather than after, that the file can be written
+        self.found = sum(map(len, self._values.values()))
+
+    def get(self, kind: str, name: str, measure: Callable[[], Any]) -> Any:
+        """What was measured, or is now: anything that JSON holds."""
+        known = self._values.setdefault(kind, {})
+        if name not in known:
+            known[name] = json.loads(json.dumps(measure()))  # as a checkpoint gives it back
+            self._write()
+        return known[name]
+
+    def names(self, *kinds: str) -> list[str]:
+        """The names of what was measured in all of these kinds, sorted."""
+        return sorted(set.intersection(*(set(self._values.get(kind, {})) for kind in kinds)))
+
+    def _write(self) -> None:
+        if self.path is not None:
+            data = {"identity": self.identity, "measured": self._values}
+            replace_file(self.path, (json.dumps(data) + "\n").encode(), "quant.autoquant: checkpoint")
+
+
+def identity(model: nn.Module, batches: Iterable[Any], recipe: Recipe, example: Any) -> dict[str, str]:
+    """What measurements belong to: equal where they can be taken over."""
+    weights = hashlib.sha256()
+    for name, tensor in (*model.named_parameters(), *model.named_buffers()):
+        weights.update(f"{name} {tensor.dtype} {list(tensor.shape)}".encode())
+        weights.update(sample_bytes(tensor))
+    data = hashlib.sha256(b"".join(map(fingerprint, batches)))
+    return {
+        "version of the file": VERSION,
+        "weights": weights.hexdigest(),
+        "data": data.hexdigest(),
+        "example": fingerprint(example).hex(),
+        "recipe": repr(recipe),
+        "machine": f"{platform.machine()} {torch.backends.cpu.get_cpu_capability()}",
+        "threads": str(torch.get_num_threads()),
+    }
+
+
+def _read(path: Path, expected: Mapping[str, str]) -> dict[str, dict[str, Any]]:
+    remedy = "delete it to begin anew, or name another"
+    try:
+        data = json.loads(path.read_text(encoding="utf-8"))
+        known, values = data["identity"], data["measured"]
+        parts = [values, *values.values()]
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise CheckpointError(f"{path} is no checkpoint of quant.autoquant ({error}); {remedy}") from error
+    if not all(isinstance(one, dict) for one in (known, *parts)):
+        raise CheckpointError(f"{path} is no checkpoint of quant.autoquant; {remedy}")
+    other = [name for name in expected if known.get(name) != expected[name]]
+    if other:
+        raise CheckpointError(f"{path} was measured with another {', '.join(other)}; {remedy}")
+    return {kind: dict(known) for kind, known in values.items()}

@@ -1,0 +1,178 @@
+"""`autoquant`: from the user's metric and what it may lose to a converted model."""
+
+from __future__ import annotations
+
+import math
+import os
+import time
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from torch import nn
+from tqdm import tqdm
+
+from quant.autoquant.candidates import FLOAT, Form, Plan
+from quant.autoquant.costs import default_clock
+from quant.autoquant.records import Records, identity
+from quant.autoquant.result import LATENCY, SIZE, Autoquantized
+from quant.autoquant.search import Search
+from quant.autoquant.trials import Bench, Trial, score_in, score_out
+from quant.kernels.race import Clock
+from quant.metric import Evaluate, Metric
+from quant.recipe import Recipe
+from quant.report import summary
+from quant.sensitivity.measure import harms
+from quant.variants import Calibrated
+
+VERB = "quant.autoquant"
+
+NAMED = 5
+"""Layers that are named where the budget is missed."""
+
+
+@torch.inference_mode(False)
+def autoquant(
+    model: nn.Module,
+    data: Iterable[Any],
+    evaluate: Evaluate,
+    *,
+    max_drop: float,
+    objective: Literal["latency", "size"] = "latency",
+    recipe: Recipe | None = None,
+    max_evaluations: int = 30,
+    checkpoint: str | os.PathLike[str] | None = None,
+    example_inputs: Any = None,
+    limit: int | None = None,
+    progress: bool = True,
+    clock: Clock | None = None,
+) -> Autoquantized:
+    """The fastest, or the smallest, model that loses at most `max_drop` of the user's own metric.
+
+    Layers may be int8 with ranges of calibration or of each call, have 16-bit activations where there are kernels, or
+    stay float. Each model that is tried is built, scored by `evaluate` and timed here beside the float model, which is
+    itself a candidate: what comes back keeps the budget and is never slower.
+
+    Args:
+        model: any float module, unedited; left as it is.
+        data: batches to calibrate with, as for `quantize_static`.
+        evaluate: called with a model in eval mode; returns a number of which more is better, on data that `data` has
+            not. Or it returns a score for each sample (a tensor, a list), whose mean is the metric; then the drop's
+            upper end at 95 % is held against the budget, so that it holds for other samples too.
+        max_drop: what the metric may lose, in its own unit: 0.005 is half a point of an accuracy.
+        objective: what is made small: "latency", the time of a call with `example_inputs`, or "size", the bytes of
+            parameters and buffers.
+        recipe: how layers are quantised that are; what it leaves float stays float.
+        max_evaluations: models that are scored, at most.
+        checkpoint: a file in which every measurement is kept, and found again by another call: one that was killed goes
+            on, and one with another budget scores only what is new.
+        example_inputs: what the model is captured and timed with; None takes the first batch.
+        limit: batches of `data` to take at most.
+        progress: show a progress bar with the best so far; nothing without a terminal.
+        clock: returns seconds; None takes this thread's time where torch has one thread, else the time of the wall.
+
+    Returns:
+        the model, with the recipe that makes it again, the reason for each layer that is not int8, and every trial.
+        Ctrl-C ends the search, and gives the best so far.
+
+    Raises:
+        DataError: there are no batches, or the model does not take them.
+        MetricError: `evaluate` gives no number, or less for better models.
+        CheckpointError: the checkpoint is damaged, or belongs to another model, data or machine. Nothing was changed.
+        NothingQuantized, RecipeError: as `prepare`.
+
+    Warns:
+        MetricWarning: `evaluate` gives another number in a second call with the float model.
+    """
+    began = time.perf_counter()
+    _check(max_drop, objective, max_evaluations)
+    metric = Metric(evaluate, VERB)
+    path = None if checkpoint is None else Path(checkpoint)
+    first = None if path is not None and path.exists() else score_out(metric.of_float(model))
+    calibrated = Calibrated(model, data, VERB, recipe, example_inputs=example_inputs, limit=limit, progress=progress)
+    records = Records(path, identity(model, calibrated.kept, calibrated.recipe, calibrated.example))
+    score = score_in(records.get("scores", Plan(Form.FLOAT).key, lambda: first or score_out(metric.of_float(model))))
+    metric.noise = records.get("metric", "noise", lambda: metric.noise)
+    bar = tqdm(total=max_evaluations, desc="autoquant", unit="model", disable=None if progress else True)
+
+    def told(trial: Trial, best: Trial) -> None:
+        bar.update()
+        ratio = f"{best.cost.ratio:.2f} of float's time" if best.plan.form is not Form.FLOAT else "1"
+        bar.set_postfix_str(f"best: {best.plan.says}, loses {best.drop:.3g}, {ratio}")
+
+    bench = Bench(calibrated, metric, score, records, clock or default_clock())
+    by_size = objective == SIZE
+    search = Search(bench, max_drop, by_size, max_evaluations, told, lambda: harms(calibrated))
+    interrupted = False
+    with bar:
+        try:
+            search.run()
+        except KeyboardInterrupt:
+            interrupted = True
+    return _result(search, objective, began, interrupted)
+
+
+def _check(max_drop: float, objective: str, max_evaluations: int) -> None:
+    if isinstance(max_drop, bool) or not isinstance(max_drop, (int, float)) or not max_drop >= 0:
+        raise ValueError(f"{VERB}: max_drop is {max_drop!r}, expected a number from 0 up, in the metric's unit")
+    if objective not in (LATENCY, SIZE):
+        raise ValueError(f"{VERB}: objective is {objective!r}, expected {LATENCY!r} or {SIZE!r}")
+    if max_evaluations < 1:
+        raise ValueError(f"{VERB}: max_evaluations is {max_evaluations}, expected at least 1")
+
+
+def _result(search: Search, objective: str, began: float, interrupted: bool) -> Autoquantized:
+    bench, best, nearest = search.bench, search.best, search.nearest
+    is_float = best.plan.form is Form.FLOAT
+    model = bench.calibrated.model if is_float else bench.tuned(best.plan)
+    seconds = best.cost.seconds if is_float else bench.tuned_seconds(best.plan)
+    missed = 0.0 if nearest is None or search.holds(nearest) else nearest.sure_drop - search.max_drop
+    return Autoquantized(
+        model=model,
+        recipe=None if is_float else bench.recipe(best.plan),
+        form=best.plan.form.value,
+        chosen=best,
+        trials=tuple(search.all_trials()),
+        seconds=seconds,
+        max_drop=search.max_drop,
+        objective=objective,
+        reasons=_reasons(search, model, best),
+        missed=missed,
+        held_back=_held_back(search, nearest) if missed else {},
+        evaluations=search.evaluations,
+        metric_calls=bench.metric.calls,
+        minutes=(time.perf_counter() - began) / 60,
+        noise=bench.metric.noise,
+        interrupted=interrupted,
+        nearest=nearest,
+    )
+
+
+def _reasons(search: Search, model: nn.Module, best: Trial) -> dict[str, str]:
+    """Why layers are not int8: by the search, or by the conversion."""
+    if best.plan.form is Form.FLOAT:
+        return {}
+    chosen = dict(best.plan.choices)
+    reasons = {name: _reason(name, choice, search) for name, choice in chosen.items()}
+    for entry in summary(model):
+        if not entry.quantized and entry.name in search.bench.calibrated.layers:
+            reasons.setdefault(entry.name, entry.detail)
+    return reasons
+
+
+def _reason(name: str, choice: str, search: Search) -> str:
+    harm = search.harm.get(name)
+    if harm is None:
+        return f"{choice}: faster so than in int8 here"
+    alone = f"{-10 * math.log10(harm):.1f} dB" if harm > 0 else "no error"
+    share = harm / (sum(search.harm.values()) or 1.0)
+    return f"{choice}: in int8 it alone leaves the output {alone}, {share:.0%} of the error of all layers"
+
+
+def _held_back(search: Search, nearest: Trial | None) -> Mapping[str, float]:
+    """The layers that harm most in the nearest int8 model, with their shares of the error."""
+    lifted = {name for name, choice in nearest.plan.choices if choice == FLOAT.name} if nearest is not None else set()
+    left = {name: harm for name, harm in search.harm.items() if name not in lifted}
+    whole = sum(search.harm.values()) or 1.0
+    return {name: left[name] / whole for name in sorted(left, key=lambda name: -left[name])[:NAMED]}

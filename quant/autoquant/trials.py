@@ -1,0 +1,221 @@
+"""Trials: models of the search that were built, timed and scored."""
+
+from __future__ import annotations
+
+import glob
+import math
+import statistics
+import warnings
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import nn
+
+from quant.autoquant.candidates import CANDIDATES, INT8, Form, Plan
+from quant.autoquant.costs import Cost, cost_of, layer_seconds
+from quant.autoquant.records import Records
+from quant.dynamic import quantize_dynamic
+from quant.dynamic_decisions import NothingQuantized
+from quant.kernels.autotune import autotune
+from quant.kernels.race import Clock
+from quant.kernels.tuning import Tuning
+from quant.metric import Metric, Score
+from quant.recipe import QConfig, Recipe
+from quant.report import summary
+from quant.static.dynamic_fallback import dynamic_part
+from quant.submodule_calls import evaluating
+from quant.variants import Calibrated
+
+SURE = 1.645
+"""One-sided 95 % of a normal distribution, by which the drop of paired samples is bounded."""
+
+
+@dataclass(frozen=True)
+class Trial:
+    """A model of the search, and what it was found to be.
+
+    Attributes:
+        plan: which model.
+        metric: of the user's function; -inf where that is no number.
+        drop: what it loses against float.
+        sure_drop: the bound that is held against the budget: where the metric gives a score for each sample, the drop's
+            upper end at 95 %, else the drop.
+        cost: measured here.
+    """
+
+    plan: Plan
+    metric: float
+    drop: float
+    sure_drop: float
+    cost: Cost
+
+
+@dataclass
+class Bench:
+    """Builds models of plans, and measures each once.
+
+    Attributes:
+        calibrated: the float model, and its calibration.
+        metric: the user's function.
+        score: of the float model.
+        records: what was measured.
+        clock: of the timings.
+    """
+
+    calibrated: Calibrated
+    metric: Metric
+    score: Score
+    records: Records
+    clock: Clock
+    _built: tuple[Plan, nn.Module] | None = field(default=None, repr=False)
+
+    def trial(self, plan: Plan) -> Trial:
+        """The plan's trial, from the records where it stands there."""
+        score = score_in(self.records.get("scores", plan.key, lambda: score_out(self.metric(self.model(plan)))))
+        cost = self.cost(plan)
+        value = score.value if math.isfinite(score.value) else -math.inf
+        return Trial(plan, value, self.score.value - value, _sure_drop(self.score, score, value), cost)
+
+    def earlier(self) -> list[Trial]:
+        """The trials that the records have, whoever made them; no more is measured."""
+        plans = map(Plan.read, self.records.names("scores", "costs"))
+        known = self.calibrated.layers.keys() | {""}
+        return [self.trial(one) for one in plans if {name for name, _ in one.choices} <= known]
+
+    def cost(self, plan: Plan) -> Cost:
+        """The plan's cost, from the records where it stands there."""
+        measured = self.records.get(
+            "costs",
+            plan.key,
+            lambda: cost_of(self.model(plan), self.calibrated.model, self.calibrated.example, self.clock).to_dict(),
+        )
+        return Cost(**measured)
+
+    def layer_seconds(self, names: list[str]) -> dict[str, float]:
+        """The time of each layer in the float model."""
+        calibrated = self.calibrated
+        measured: dict[str, float] = self.records.get(
+            "layers", "seconds", lambda: layer_seconds(calibrated.model, names, calibrated.example, self.clock)
+        )
+        return measured
+
+    def model(self, plan: Plan) -> nn.Module:
+        """The plan's model; the last one is kept."""
+        if self._built is None or self._built[0] != plan:
+            self._built = plan, self._build(plan)
+        return self._built[1]
+
+    def recipe(self, plan: Plan) -> Recipe:
+        """The recipe by which `quantize_static` or `quantize_dynamic` gives the plan's model."""
+        calibrated = self.calibrated
+        if plan.form is Form.DYNAMIC:
+            own = calibrated.recipe
+            rules = [(rule.pattern, _dynamic(rule.qconfig)) for rule in own]
+            floats: list[Any] = [(glob.escape(name), None) for name, _ in plan.choices]
+            return Recipe([*floats, *rules], default=_dynamic(own.default), backend=own.backend)
+        return calibrated.recipe_with({name: self.settings(name, choice) for name, choice in plan.choices})
+
+    def settings(self, name: str, choice: str) -> QConfig | None:
+        """A layer's settings as a candidate."""
+        return CANDIDATES[choice].settings(self.calibrated.layers[name].qconfig)
+
+    def possible(self, choice: str) -> set[str]:
+        """The layers that would compute in integers as a candidate."""
+        if choice == INT8.name:
+            return set(self.calibrated.layers)
+        settings = {name: self.settings(name, choice) for name in self.calibrated.layers}
+        return self.calibrated.integer_layers(self.calibrated.recipe_with(settings))
+
+    def _build(self, plan: Plan) -> nn.Module:
+        if plan.form is Form.FLOAT:
+            return self.calibrated.model
+        if plan.form is Form.STATIC:
+            return self.calibrated.converted(self.recipe(plan))
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", UserWarning)
+            return quantize_dynamic(self.calibrated.model, self.recipe(plan)).eval()
+
+    def advice(self, plan: Plan) -> list[str]:
+        """The layers of a plan's model that the autotuner found faster in float; none where that would be all."""
+
+        def measured() -> list[str]:
+            return sorted(self._tuning(plan, self.calibrated.model).float_rules())
+
+        slower = [name for name in self.records.get("advice", plan.key, measured) if name in self.calibrated.layers]
+        if not slower:
+            return []
+        int8 = {entry.name for entry in summary(self.model(plan)).quantized} & self.calibrated.layers.keys()
+        return slower if int8 - set(slower) else []
+
+    def tuned(self, plan: Plan) -> nn.Module:
+        """The plan's model, each layer on the backend that the autotuner found fastest here."""
+
+        def measured() -> dict[str, str]:
+            self._tuning(plan, None)
+            return backends_of(self.model(plan))
+
+        chosen = self.records.get("backends", plan.key, measured)
+        model = self.model(plan)
+        for name, module in model.named_modules():
+            if name in chosen:
+                module.backend = chosen[name]
+        return model
+
+    def tuned_seconds(self, plan: Plan) -> float:
+        """The time of a call of `tuned`."""
+
+        def measured() -> float:
+            return cost_of(self.tuned(plan), self.calibrated.model, self.calibrated.example, self.clock).seconds
+
+        seconds: float = self.records.get("tuned", plan.key, measured)
+        return seconds
+
+    def _tuning(self, plan: Plan, float_model: nn.Module | None) -> Tuning:
+        model = self.model(plan)
+        with evaluating(self.calibrated.model):
+            try:
+                return autotune(
+                    model, self.calibrated.example, float_model=float_model, progress=False, clock=self.clock
+                )
+            except ValueError:  # no layer to tune
+                return Tuning((), (), 1, "")
+
+    def has_dynamic_form(self) -> bool:
+        """Whether some layer can be dynamic."""
+        try:
+            self.model(Plan(Form.DYNAMIC))
+        except (NothingQuantized, ValueError, TypeError):
+            return False
+        return True
+
+
+def backends_of(model: nn.Module) -> dict[str, str]:
+    """The backends that were chosen for a model's parts, by name."""
+    chosen = {name: getattr(module, "backend", None) for name, module in model.named_modules()}
+    return {name: backend for name, backend in chosen.items() if backend}
+
+
+def _dynamic(qconfig: QConfig | None) -> QConfig | None:
+    return None if qconfig is None else dynamic_part(qconfig)
+
+
+def score_out(score: Score) -> dict[str, Any]:
+    """A score for the records."""
+    return {"value": score.value, "samples": score.samples}
+
+
+def score_in(data: Mapping[str, Any]) -> Score:
+    """A score from the records."""
+    return Score(data["value"], None if data["samples"] is None else tuple(data["samples"]))
+
+
+def _sure_drop(of_float: Score, other: Score, value: float) -> float:
+    """The upper end of the drop where both have scores for the same samples, else the drop."""
+    drop = of_float.value - value
+    if of_float.samples is None or other.samples is None or len(of_float.samples) != len(other.samples):
+        return drop
+    differences = [one - two for one, two in zip(of_float.samples, other.samples, strict=True)]
+    if len(differences) < 2 or not all(map(math.isfinite, differences)):
+        return drop
+    return drop + SURE * statistics.stdev(differences) / math.sqrt(len(differences))

@@ -1,0 +1,98 @@
+"""The file from which interrupted learning goes on: the layers that are done, without pickle.
+
+A safetensors file, written as calibration's checkpoints are (`calibrate/checkpoint.py`). Its header has what was
+asked for and digests of the model and the data, so that a file of something else is refused. Every block is learned
+by itself from a seed of its own, so layers from the file and layers learned now are together what one run would have
+given, to the bit.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import safetensors
+import safetensors.torch
+import torch
+from torch import Tensor, nn
+
+from quant.calibrate import CheckpointError
+from quant.calibrate.batches import fingerprint, tensors
+from quant.calibrate.checkpoint import digest, write_atomically
+from quant.runtime.layers.weighted import QWeight
+
+SCHEMA = 1
+KEY = "octet.rounding"
+"""Name of the manifest in the safetensors header."""
+
+_REMEDY = "; delete it to begin anew, or name another"
+
+
+def identity(prepared: nn.Module, batches: Iterable[Any], settings: Mapping[str, Any]) -> dict[str, Any]:
+    """What a file belongs to: the model with its ranges, the data and the settings."""
+    model, data = hashlib.sha256(), hashlib.sha256()
+    for name, tensor in prepared.state_dict().items():
+        if isinstance(tensor, Tensor):
+            model.update(f"{name} {tensor.dtype} {list(tensor.shape)}".encode())
+            model.update(tensor.detach().contiguous().reshape(-1).view(torch.uint8).numpy().data)
+    for batch in batches:
+        data.update(fingerprint(batch))
+        for tensor in tensors(batch):
+            data.update(str(tensor.double().sum().item()).encode())
+    return {"schema": SCHEMA, "model": model.hexdigest(), "data": data.hexdigest(), **settings}
+
+
+class Checkpoint:
+    """The layers that are done, by name; written after each block where there is a path.
+
+    Attributes:
+        done: a layer's weight, and its errors as numbers.
+    """
+
+    def __init__(self, path: Path | None, belongs_to: Mapping[str, Any]) -> None:
+        self.path, self.belongs_to = path, dict(belongs_to)
+        self.done: dict[str, tuple[QWeight, list[float]]] = {}
+        if path is not None and path.exists():
+            self._read(path)
+        elif path is not None:
+            self.write()  # known before the work rather than after, that the file can be written
+
+    def write(self) -> None:
+        """Write what is done."""
+        if self.path is None:
+            return
+        state = {}
+        for name, (weight, _) in self.done.items():
+            kept = {"q_weight": weight.q_weight, "scale": weight.scale, "bias": weight.bias}
+            state.update({f"{name}/{key}": one.contiguous().clone() for key, one in kept.items() if one is not None})
+        errors = {name: numbers for name, (_, numbers) in self.done.items()}
+        text = json.dumps({**self.belongs_to, "errors": errors}, sort_keys=True)
+        header = {KEY: text, "digest": digest(text, state)}
+        write_atomically(self.path, safetensors.torch.save(state, metadata=header))
+
+    def _read(self, path: Path) -> None:
+        try:
+            with safetensors.safe_open(path, framework="pt") as file:
+                header = file.metadata() or {}
+                state = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a mapping
+        except safetensors.SafetensorError as error:
+            raise CheckpointError(f"{path} is not a whole safetensors file ({error}){_REMEDY}") from error
+        if KEY not in header:
+            raise CheckpointError(f"{path} is a safetensors file that learn_rounding did not write{_REMEDY}")
+        if header.get("digest") != digest(header[KEY], state):
+            raise CheckpointError(f"{path} was altered or damaged: its digest does not match{_REMEDY}")
+        manifest = json.loads(header[KEY])
+        errors = manifest.pop("errors")
+        other = [name for name, value in self.belongs_to.items() if manifest.get(name) != value]
+        if other:
+            there, here = manifest.get(other[0]), self.belongs_to[other[0]]
+            what = f"{other[0]} is {there!r} there and {here!r} here"
+            if other[0] in ("model", "data"):
+                what = f"it was written with another {other[0]}, or in another order"
+            raise CheckpointError(f"{path} belongs to something else: {what}{_REMEDY}")
+        for name, numbers in errors.items():
+            own = (state[f"{name}/q_weight"], state[f"{name}/scale"], state.get(f"{name}/bias"))
+            self.done[name] = QWeight(*own), numbers

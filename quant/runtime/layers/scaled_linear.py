@@ -1,0 +1,80 @@
+"""A linear layer whose input channels are scaled before they reach the weight: what smoothing puts in an `nn.Linear`'s
+place (`quant/smoothing/`).
+
+It computes what the layer computes, whoever calls it and wherever its input comes from. A captured graph shows the
+product with `columns` as a call of its own, so that ranges, rounding, training and files know of no special case.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+
+class ScaledLinear(nn.Linear):
+    """y = (x * columns) scaled_weight' + bias, which is y = x weight' + bias.
+
+    Attributes:
+        scaled_weight: the weight divided by `columns`, (out, in): the one that is trained and made int8.
+        columns: float32, (in,), positive: a buffer.
+    """
+
+    scaled_weight: nn.Parameter | None
+    columns: Tensor
+
+    def __init__(self, weight: Tensor, bias: Tensor | None, columns: Tensor) -> None:
+        nn.Module.__init__(self)
+        self.out_features, self.in_features = weight.shape
+        own = (weight.detach() / columns).to(weight.dtype)
+        self.scaled_weight = nn.Parameter(own, requires_grad=weight.requires_grad)
+        self.register_parameter(
+            "bias", None if bias is None else nn.Parameter(bias.detach().clone(), bias.requires_grad)
+        )
+        self.register_buffer("columns", columns)
+
+    @property
+    def weight(self) -> Tensor:  # type: ignore[override]
+        """The weight for the input as it comes, computed from `scaled_weight`."""
+        if self.scaled_weight is None:
+            raise AttributeError("its weight is int8, a part of the converted program")
+        return self.scaled_weight * self.columns
+
+    def forward(self, input: Tensor) -> Tensor:
+        return F.linear(input * self.columns, self.scaled_weight, self.bias)  # type: ignore[arg-type]
+
+
+def scale_inputs(model: nn.Module, columns: dict[str, Tensor]) -> nn.Module:
+    """Put a `ScaledLinear` in the place of each named linear layer, under all of its names; returns the model.
+
+    Args:
+        model: changed in place, unless a name is '', its own.
+        columns: float32 (in,) by the layer's name; layers with the same tensor share it.
+    """
+    for name, factors in columns.items():
+        old = model.get_submodule(name)
+        if isinstance(old, ScaledLinear):  # shared, and in its place under another name
+            continue
+        assert isinstance(old, nn.Linear)
+        new = ScaledLinear(old.weight, old.bias, factors.to(old.weight.device)).train(old.training)
+        if old is model:
+            return new
+        for parent in list(model.modules()):
+            for child, module in parent._modules.items():
+                if module is old:
+                    parent._modules[child] = new
+    return model
+
+
+def columns_of(model: nn.Module) -> dict[str, Tensor]:
+    """The columns of the layers that `scale_inputs` put in place, by name."""
+    return {name: module.columns for name, module in model.named_modules() if isinstance(module, ScaledLinear)}
+
+
+def ones_for(model: nn.Module, names: Sequence[str]) -> dict[str, Tensor]:
+    """Columns of ones, for a model whose own ones come later, from a file."""
+    layers: dict[str, Any] = {name: model.get_submodule(name) for name in names}
+    return {name: torch.ones(layer.in_features) for name, layer in layers.items()}

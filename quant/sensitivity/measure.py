@@ -1,0 +1,307 @@
+"""`sensitivity`: the forms of a model with one layer in int8, or all but one, and what each costs."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import nn
+from tqdm import tqdm
+
+from quant.calibrate.batches import Caller
+from quant.dynamic import quantize_dynamic
+from quant.metric import Evaluate, Metric, Score
+from quant.recipe import Recipe
+from quant.report import summary
+from quant.runtime.arguments import copied
+from quant.runtime.matching import CaptureMismatch
+from quant.sensitivity.output_error import OutputError
+from quant.sensitivity.replay import Replay, Unlike, outputs_of
+from quant.sensitivity.result import LayerSensitivity, Sensitivity
+from quant.sensitivity.sweep import Form, OtherSteps, Sweep, sole_runner
+from quant.static.dynamic_fallback import dynamic_part
+from quant.submodule_calls import evaluating
+from quant.variants import Calibrated
+
+VERB = "quant.sensitivity"
+
+Forms = dict[str, tuple[tuple[str, ...], bool]]
+"""Name -> (layers, whether these alone are int8; else they alone are float)."""
+
+
+@torch.inference_mode(False)
+def sensitivity(
+    model: nn.Module,
+    data: Iterable[Any],
+    evaluate: Evaluate | None = None,
+    *,
+    recipe: Recipe | None = None,
+    example_inputs: Any = None,
+    limit: int | None = None,
+    progress: bool = True,
+) -> Sensitivity:
+    """What each layer costs the model's output where it alone is int8, and where it alone is float.
+
+    Args:
+        model: any float module, unedited; left as it is.
+        data: batches to calibrate with, as for `quantize_static`; the outputs of the first four are compared.
+        evaluate: called with a model in eval mode; returns a number, or a score for each sample, of which more is
+            better. Without it the output's SQNR and divergence are measured alone.
+        recipe: how layers are quantised; None quantises everything that has an int8 kernel.
+        example_inputs: what the model is captured with, as in `prepare`.
+        limit: batches to take at most.
+        progress: show a progress bar.
+
+    Raises:
+        DataError: there are no batches, or the model does not take them.
+        MetricError: `evaluate` gives no number, or less for better models.
+        NothingQuantized, RecipeError: as `prepare`.
+
+    Warns:
+        MetricWarning: `evaluate` gives another number in a second call with the float model.
+    """
+    began = time.perf_counter()
+    metric = None if evaluate is None else Metric(evaluate, VERB)
+    score = None if metric is None else metric.of_float(model)
+    calibrated = Calibrated(model, data, VERB, recipe, example_inputs=example_inputs, limit=limit, progress=progress)
+    return measured(calibrated, metric, score, progress=progress, began=began)
+
+
+def measured(
+    calibrated: Calibrated, metric: Metric | None, score: Score | None, *, progress: bool, began: float
+) -> Sensitivity:
+    """The sensitivity of a model that is calibrated already.
+
+    Args:
+        score: of the float model, by `metric`.
+    """
+    converting = time.perf_counter()
+    converted = calibrated.converted(calibrated.recipe)
+    converting = time.perf_counter() - converting
+    floats = left_float(converted, calibrated.layers)
+    groups = groups_of([name for name in calibrated.layers if name not in floats])
+    members = {**{name: (name,) for name in calibrated.layers if name not in floats}, **groups}
+    forms: Forms = {}
+    for name, layers in members.items():
+        forms[f"int8 {name}"], forms[f"float {name}"] = (layers, True), (layers, False)
+    bar = tqdm(total=len(forms), desc="sensitivity", unit="form", disable=None if progress else True)
+    with bar, evaluating(calibrated.model, calibrated.prepared, converted):
+        expected = [_called(calibrated.model, batch) for batch in calibrated.kept]
+        whole = _error(expected, (_called(converted, batch) for batch in calibrated.kept))
+        measure = _Forms(calibrated, sweep_of(calibrated, floats), metric, forms, expected, converting)
+        results = {}
+        for name in forms:
+            results[name] = measure.of(name)
+            bar.update()
+    int8 = None if metric is None else metric(converted).value
+    lines = {name: _line(name, layers, calibrated, results, score, int8) for name, layers in members.items()}
+    by_harm = sorted(lines, key=lambda name: lines[name].only_int8_sqnr)
+    return Sensitivity(
+        layers=tuple(lines[name] for name in by_harm if name not in groups),
+        groups=tuple(lines[name] for name in by_harm if name in groups),
+        sqnr=whole.sqnr,
+        kl=whole.kl,
+        float_metric=None if score is None else score.value,
+        int8_metric=int8,
+        noise=0.0 if metric is None else metric.noise,
+        floats=floats,
+        evaluations=0 if metric is None else metric.calls,
+        seconds=time.perf_counter() - began,
+    )
+
+
+def harms(calibrated: Calibrated) -> dict[str, float]:
+    """By layer, the power of the error that it makes at the output where it alone is int8, over the output's power."""
+    floats = left_float(calibrated.converted(calibrated.recipe), calibrated.layers)
+    forms: Forms = {name: ((name,), True) for name in calibrated.layers if name not in floats}
+    with evaluating(calibrated.model, calibrated.prepared):
+        expected = [_called(calibrated.model, batch) for batch in calibrated.kept]
+        measure = _Forms(calibrated, sweep_of(calibrated, floats), None, forms, expected)
+        return {name: measure.of(name)[0].share for name in forms}
+
+
+GROUP = "group"
+
+SIMULATED = 2.5
+"""What half of a model costs in simulated integers, in runs of the float model."""
+
+
+def groups_of(layers: Collection[str]) -> dict[str, tuple[str, ...]]:
+    """The modules with several of these layers in them, but not all: the innermost around each layer."""
+    groups: dict[str, tuple[str, ...]] = {}
+    for layer in layers:
+        outer = layer
+        while outer:
+            outer = outer.rpartition(".")[0]
+            inside = tuple(name for name in layers if name.startswith(f"{outer}.") and outer)
+            if 1 < len(inside) < len(layers):
+                groups.setdefault(outer, inside)
+                break
+    return {name: inside for name, inside in groups.items() if name not in layers}
+
+
+def left_float(converted: nn.Module, layers: Iterable[str]) -> dict[str, str]:
+    """The layers that a conversion left float although its recipe quantises them, and why."""
+    entries = {entry.name: entry for entry in summary(converted)}
+    return {name: entries[name].detail for name in layers if name in entries and not entries[name].quantized}
+
+
+def sweep_of(calibrated: Calibrated, floats: Mapping[str, str]) -> Sweep | None:
+    """The sweep over a calibrated model's layers; None where it is no single graph, or writes what is read again.
+
+    Args:
+        floats: layers that convert leaves float, and why.
+    """
+    runner = sole_runner(calibrated.prepared)
+    if runner is None:
+        return None
+    try:
+        sweep = Sweep(runner, calibrated.recipe, _stand_ins(calibrated), floats)
+        args, kwargs = copied(Caller(calibrated.model).arguments(calibrated.kept[0]))
+        with torch.no_grad():
+            return sweep if sweep.note_writes(sweep.begin(args, kwargs)) else None
+    except (CaptureMismatch, OtherSteps):
+        return None
+
+
+def _stand_ins(calibrated: Calibrated) -> dict[str, nn.Module]:
+    """The dynamic int8 forms of the layers without ranges, where they have one."""
+    forms: dict[str, nn.Module] = {}
+    for layer in calibrated.layers.values():
+        if layer.static:
+            continue
+        try:
+            own = nn.Sequential(calibrated.model.get_submodule(layer.name))
+            rules = Recipe({"0": dynamic_part(layer.qconfig)}, default=None, backend=calibrated.recipe.backend)
+            forms[layer.name] = quantize_dynamic(own, rules).get_submodule("0")
+        except ValueError:  # it stays float
+            continue
+    return forms
+
+
+class _Forms:
+    """Measures forms: by the sweep where the model is one graph, else by building and running each."""
+
+    def __init__(
+        self,
+        calibrated: Calibrated,
+        sweep: Sweep | None,
+        metric: Metric | None,
+        forms: Forms,
+        expected: list[Any],
+        converting: float = 0.0,
+    ) -> None:
+        self.calibrated, self.metric, self.forms, self.expected = calibrated, metric, forms, expected
+        swept = {} if sweep is None else self._forms(sweep)
+        self._compared = {} if sweep is None else self._swept(sweep, swept)
+        self._replayed = {name: one for name, one in swept.items() if one[1] or self._simulates(converting)}
+        self._evaluated = None if metric is None or not self._compared else self._recorded(sweep, self._replayed)
+
+    def of(self, name: str) -> tuple[OutputError, float | None]:
+        """The error of the output, and the metric."""
+        built: nn.Module | None = None
+        error = self._compared.get(name)
+        if error is None:
+            built = self._built(name)
+            error = _error(self.expected, (_called(built, batch) for batch in self.calibrated.kept))
+        if self.metric is None:
+            return error, None
+        try:
+            if self._evaluated is not None and name in self._replayed:
+                replay = self._evaluated
+                return error, Metric(lambda model: replay.evaluated(name, self._evaluate), VERB)(replay.model).value
+        except Unlike:
+            self._evaluated = None
+        return error, self.metric(built or self._built(name)).value
+
+    def _evaluate(self, model: nn.Module) -> Any:
+        assert self.metric is not None
+        self.metric.calls += 1
+        return self.metric.evaluate(model)
+
+    def _simulates(self, converting: float) -> bool:
+        """Whether simulating all layers in int8 for the metric is cheaper than building the model and running that.
+
+        Simulating costs about SIMULATED evaluations of the float model, running what was built at most one.
+        """
+        return self.metric is not None and (SIMULATED - 1) * self.metric.float_seconds < converting
+
+    def _forms(self, sweep: Sweep) -> dict[str, tuple[Form, bool]]:
+        """The forms that the sweep can compute."""
+        known: dict[str, tuple[Form, bool]] = {}
+        for name, (_, alone) in self.forms.items():
+            with contextlib.suppress(OtherSteps):
+                known[name] = sweep.form(self._recipe(name)), alone
+        return known
+
+    def _swept(self, sweep: Sweep, forms: Mapping[str, tuple[Form, bool]]) -> dict[str, OutputError]:
+        errors = {name: OutputError() for name in forms}
+        caller = Caller(self.calibrated.model)
+        with torch.no_grad():
+            for batch, expected in zip(self.calibrated.kept, self.expected, strict=True):
+                args, kwargs = copied(caller.arguments(batch))
+                try:
+                    outputs = outputs_of(sweep, forms, sweep.begin(args, kwargs))[1]
+                except CaptureMismatch:
+                    return {}
+                for name, output in outputs:
+                    errors[name].add(expected, sweep.finished(output, args, kwargs))
+        return errors
+
+    def _recorded(self, sweep: Sweep | None, forms: Mapping[str, tuple[Form, bool]]) -> Replay | None:
+        assert sweep is not None
+        replay = Replay(self.calibrated.prepared, sweep, forms)
+        try:
+            with torch.no_grad():
+                replay.record(self._evaluate)
+        except (Unlike, CaptureMismatch):
+            return None
+        return replay
+
+    def _recipe(self, name: str) -> Recipe:
+        layers, alone = self.forms[name]
+        if alone:
+            return self.calibrated.recipe_of_only(layers)
+        return self.calibrated.recipe_with(dict.fromkeys(layers))
+
+    def _built(self, name: str) -> nn.Module:
+        return self.calibrated.converted(self._recipe(name))
+
+
+def _called(model: nn.Module, batch: Any) -> Any:
+    args, kwargs = copied(Caller(model).arguments(batch))
+    with torch.no_grad():
+        return copied(model(*args, **kwargs))
+
+
+def _error(expected: list[Any], outputs: Iterator[Any]) -> OutputError:
+    error = OutputError()
+    for one, other in zip(expected, outputs, strict=True):
+        error.add(one, other)
+    return error
+
+
+def _line(
+    name: str,
+    layers: tuple[str, ...],
+    calibrated: Calibrated,
+    results: Mapping[str, tuple[OutputError, float | None]],
+    score: Score | None,
+    int8: float | None,
+) -> LayerSensitivity:
+    alone, loss = results[f"int8 {name}"]
+    without, gain = results[f"float {name}"]
+    return LayerSensitivity(
+        name=name,
+        kind=calibrated.layers[name].kind if name in calibrated.layers else GROUP,
+        layers=layers,
+        only_int8_sqnr=alone.sqnr,
+        only_int8_kl=alone.kl,
+        only_int8_loss=None if score is None or loss is None else score.value - loss,
+        only_float_sqnr=without.sqnr,
+        only_float_kl=without.kl,
+        only_float_gain=None if int8 is None or gain is None else gain - int8,
+    )

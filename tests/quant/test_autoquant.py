@@ -1,0 +1,371 @@
+"""`quant.autoquant`: the budget holds, float is a candidate, and a search goes on where it was killed."""
+
+from __future__ import annotations
+
+import json
+import random
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from quant.calibrate import CheckpointError, DataError
+from torch import Tensor, nn
+
+import quant
+from quant.autoquant import search as searching
+from quant.autoquant import trials as trying
+from quant.autoquant.candidates import CANDIDATES, Candidate, Form, Plan
+from quant.autoquant.costs import Cost
+from quant.autoquant.search import Search
+from quant.autoquant.trials import Trial
+from quant.metric import MetricError, MetricWarning
+
+from . import autoquant_run
+from .autoquant_run import DROP, FOUR, Ticks, digest, problem, search
+
+EIGHT = quant.Recipe()
+
+
+def agreement(x: Tensor, classes: Tensor) -> Callable[[nn.Module], float]:
+    return lambda model: float((model(x).argmax(1) == classes).double().mean())
+
+
+def test_the_result_keeps_the_budget_and_says_how() -> None:
+    _, batches, x, classes = problem()
+    result = search(None)
+    assert result.form == "static"
+    assert result.drop <= DROP
+    assert agreement(x, classes)(result.model) == result.metric == pytest.approx(1.0 - result.drop)
+    assert result.trials[0].plan == Plan(Form.FLOAT)
+    assert all(result.chosen.cost.bytes <= one.cost.bytes for one in result.trials if one.drop <= DROP)
+    assert set(result.reasons) == {name for name, _ in result.chosen.plan.choices} != set()
+    assert all("of the error of all layers" in why for why in result.reasons.values())
+    text = str(result)
+    assert all(name in text for name in result.reasons)
+    assert f"{result.evaluations} models scored" in text
+    assert result.recipe is not None
+    again = quant.quantize_static(
+        problem()[0], batches, quant.Recipe.from_dict(json.loads(result.to_json())["recipe"]), progress=False
+    )
+    assert torch.equal(again(x), result.model(x))
+
+
+def test_a_larger_budget_is_never_dearer(tmp_path: Path) -> None:
+    sizes, calls = [], []
+    for drop in (0.0, 0.01, 0.05, 0.5):
+        result = search(str(tmp_path / "search.json"), max_drop=drop)
+        assert result.drop <= drop
+        sizes.append(result.chosen.cost.bytes)
+        calls.append(result.metric_calls)
+    assert sizes == sorted(sizes, reverse=True)
+    assert sizes[-1] < sizes[0]
+    assert calls[-1] == 0  # all is in the checkpoint
+
+
+def test_a_search_that_was_killed_gives_the_same_model_to_the_bit(tmp_path: Path) -> None:
+    expected = digest(search(None))
+    checkpoint, result = tmp_path / "search.json", tmp_path / "result"
+    chance, kills = random.Random(5), 0
+    command = [sys.executable, autoquant_run.__file__, str(checkpoint), str(result)]
+    for _ in range(4):
+        child = subprocess.run([*command, f"{chance.uniform(0.0, 0.6):.3f}"], capture_output=True, text=True)
+        kills += child.returncode == -signal.SIGKILL
+        if checkpoint.exists():
+            json.loads(checkpoint.read_text())  # whole, whenever the writer is killed
+    child = subprocess.run(command, capture_output=True, text=True)
+    assert child.returncode == 0, child.stderr
+    assert kills
+    assert result.read_text() == expected
+
+
+class Killed(BaseException):
+    """Ends a search at a certain evaluation."""
+
+
+@pytest.mark.parametrize("evaluation", [1, 2, 3, 4, 6, 8])
+def test_a_search_goes_on_from_any_evaluation(tmp_path: Path, evaluation: int) -> None:
+    expected = digest(search(None))
+    model, batches, x, classes = problem()
+    calls = 0
+
+    def evaluate(one: nn.Module) -> float:
+        nonlocal calls
+        calls += 1
+        if calls == evaluation:
+            raise Killed
+        return agreement(x, classes)(one)
+
+    settings: dict[str, Any] = {
+        "max_drop": DROP, "objective": "size", "recipe": FOUR,
+        "checkpoint": tmp_path / "search.json", "progress": False,
+    }  # fmt: skip
+    with pytest.raises(Killed):
+        quant.autoquant(model, batches, evaluate, clock=Ticks(), **settings)
+    assert digest(quant.autoquant(model, batches, evaluate, clock=Ticks(), **settings)) == expected
+
+
+def test_from_the_keyboard_the_best_so_far_is_given() -> None:
+    model, batches, x, classes = problem()
+    calls = 0
+
+    def evaluate(one: nn.Module) -> float:
+        nonlocal calls
+        calls += 1
+        if calls == 5:
+            raise KeyboardInterrupt
+        return agreement(x, classes)(one)
+
+    result = quant.autoquant(model, batches, evaluate, max_drop=0.1, objective="size", progress=False, clock=Ticks())
+    assert result.interrupted
+    assert result.evaluations == 1
+    assert result.form == "static"
+    assert "ended from the keyboard" in str(result)
+
+
+def test_evaluations_are_bounded() -> None:
+    model, batches, x, classes = problem()
+    scored: list[nn.Module] = []
+
+    def evaluate(one: nn.Module) -> float:
+        scored.append(one)
+        return agreement(x, classes)(one)
+
+    result = quant.autoquant(
+        model, batches, evaluate, max_drop=DROP, recipe=FOUR, max_evaluations=4, objective="size", progress=False,
+        clock=Ticks(),
+    )  # fmt: skip
+    assert result.evaluations == 4
+    assert len([one for one in scored if one is not model]) == 4
+
+
+def test_float_comes_back_where_nothing_keeps_the_budget() -> None:
+    model, batches, x, classes = problem()
+    result = quant.autoquant(
+        model, batches, agreement(x, classes), max_drop=0.0, recipe=quant.Recipe(default=quant.QConfig(weight_bits=2)),
+        max_evaluations=3, progress=False,
+    )  # fmt: skip
+    assert result.form == "float"
+    assert result.model is model
+    assert result.recipe is None
+    assert result.missed > 0
+    assert list(result.held_back.values()) == sorted(result.held_back.values(), reverse=True)
+    assert f"misses it by {result.missed:.3g}; held back by {next(iter(result.held_back))}" in str(result)
+
+
+def test_what_is_slower_than_float_is_not_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    slow = Cost(seconds=2.0, float_seconds=1.0, ratio=2.0, faster=False, slower=True, bytes=10)
+    monkeypatch.setattr(trying, "cost_of", lambda *_: slow)
+    model, batches, x, classes = problem()
+    for objective in ("latency", "size"):
+        result = quant.autoquant(
+            model, batches, agreement(x, classes), max_drop=1.0, objective=objective, progress=False  # type: ignore[arg-type]
+        )  # fmt: skip
+        assert result.form == "float"
+        assert "int8 keeps the budget and is no better" in str(result)
+
+
+def test_the_time_is_measured_beside_float() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(8, 32, 3), nn.ReLU(), nn.Conv2d(32, 32, 3)).eval()
+    batches = [torch.randn(2, 8, 16, 16) for _ in range(3)]
+    target = model(batches[0]).detach()
+    result = quant.autoquant(
+        model, batches, lambda one: -float((one(batches[0]) - target).square().mean()), max_drop=1.0, progress=False
+    )
+    cost = result.trials[1].cost
+    assert cost.seconds > 0
+    assert cost.ratio == pytest.approx(cost.seconds / cost.float_seconds)
+    assert result.form == "float" or result.chosen.cost.ratio < 1
+
+
+def test_samples_bound_the_drop() -> None:
+    model, batches, x, classes = problem()
+    few = slice(0, 50)
+
+    def samples(one: nn.Module) -> Tensor:
+        return one(x[few]).argmax(1) == classes[few]
+
+    recipe = quant.Recipe(default=quant.QConfig(weight_bits=5))
+    result = quant.autoquant(
+        model, batches, samples, max_drop=0.04, objective="size", recipe=recipe, progress=False, clock=Ticks()
+    )
+    for trial in result.trials[1:]:
+        assert trial.sure_drop > trial.drop or trial.drop == 0.0
+    assert result.chosen.sure_drop <= 0.04
+
+
+def test_the_drawing_has_every_trial(tmp_path: Path) -> None:
+    result = search(None)
+    result.plot(tmp_path / "trials.svg")
+    drawn = (tmp_path / "trials.svg").read_text()
+    assert drawn.count("<circle") == len(result.trials)
+    front = result.pareto()
+    assert [one.cost.bytes for one in front] == sorted(one.cost.bytes for one in front)
+    assert [one.metric for one in front] == sorted(one.metric for one in front)
+
+
+def test_the_advice_of_the_autotuner_is_tried(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(trying.Bench, "advice", lambda self, plan: ["head"])
+    model, batches, x, classes = problem()
+    result = quant.autoquant(model, batches, agreement(x, classes), max_drop=1.0, progress=False)
+    tried = [one.plan for one in result.trials]
+    assert Plan(Form.STATIC, (("head", "float"),)) in tried
+    assert Plan(Form.DYNAMIC, (("head", "float"),)) in tried
+
+
+def test_the_backends_of_the_autotuner_are_applied(monkeypatch: pytest.MonkeyPatch) -> None:
+    def tuned(model: nn.Module, *_: Any, **__: Any) -> Any:
+        for module in model.modules():
+            if hasattr(module, "backend"):
+                module.backend = "reference"
+        return quant.kernels.tuning.Tuning((), (), 1, "")
+
+    monkeypatch.setattr(trying, "autotune", tuned)
+    result = search(None)
+    chosen = {module.backend for module in result.model.modules() if hasattr(module, "backend")}
+    assert chosen == {"reference"}
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"max_drop": -0.1}, "max_drop is -0.1, expected a number from 0 up"),
+        ({"max_drop": float("nan")}, "max_drop is nan"),
+        ({"objective": "speed"}, "objective is 'speed', expected 'latency' or 'size'"),
+        ({"max_evaluations": 0}, "max_evaluations is 0"),
+    ],
+    ids=["below 0", "NaN", "another objective", "no evaluation"],
+)
+def test_arguments_are_checked_first(settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        search(None, **settings)
+
+
+def test_bad_metrics_and_data() -> None:
+    model, batches, x, classes = problem()
+    good = agreement(x, classes)
+    with pytest.raises(MetricError, match="returned a str"):
+        quant.autoquant(model, batches, lambda one: "good", max_drop=0.1, progress=False)
+    with pytest.raises(MetricError, match="return its negative"):
+        quant.autoquant(model, batches, lambda one: 1.0 - good(one), max_drop=0.1, progress=False)
+    with pytest.raises(DataError, match="data is empty"):
+        quant.autoquant(model, [], good, max_drop=0.1, progress=False)
+    with pytest.raises(DataError, match="not labels alone"):
+        quant.autoquant(model, [torch.arange(4), torch.arange(4)], good, max_drop=0.1, progress=False)
+    chance = iter(range(1000))
+    with pytest.warns(MetricWarning, match="seed it") as caught:
+        result = quant.autoquant(
+            model, batches, lambda one: good(one) + 1e-4 * (next(chance) % 2), max_drop=0.1, progress=False
+        )
+    assert len(caught) == 1
+    assert result.noise == pytest.approx(1e-4)
+
+
+def test_a_model_whose_metric_is_nan_is_refused() -> None:
+    model, batches, x, classes = problem()
+    good = agreement(x, classes)
+    result = quant.autoquant(
+        model, batches, lambda one: good(one) if one is model else float("nan"), max_drop=0.1, progress=False
+    )
+    assert result.form == "float"
+
+
+def test_a_checkpoint_of_something_else_is_refused_and_kept(tmp_path: Path) -> None:
+    path = tmp_path / "search.json"
+    search(str(path))
+    before = path.read_bytes()
+    with pytest.raises(CheckpointError, match="was measured with another recipe"):
+        search(str(path), recipe=EIGHT)
+    for text, why in (
+        ("", "is no checkpoint"),
+        ("{}", "is no checkpoint"),
+        ("[1]", "is no checkpoint"),
+        ('{"identity": {}, "measured": {"scores": 3}}', "is no checkpoint"),
+        ('{"identity": {"version of the file": "0"}, "measured": {}}', "with another version of the file"),
+    ):
+        other = tmp_path / "other.json"
+        other.write_text(text)
+        with pytest.raises(CheckpointError, match=why):
+            search(str(other))
+        assert other.read_text() == text
+    assert path.read_bytes() == before
+
+
+def test_the_model_is_left_as_it_was() -> None:
+    model, batches, x, classes = problem()
+    model.train()
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    quant.autoquant(model, batches, agreement(x, classes), max_drop=0.1, progress=False, max_evaluations=2)
+    assert model.training
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+    assert not any(module._forward_hooks or module._forward_pre_hooks for module in model.modules())
+
+
+class Additive:
+    """A bench in which layers' errors add up, and each costs a second in float and none in int8."""
+
+    def __init__(self, harm: dict[str, float]) -> None:
+        self.harm, self.scored = harm, 0
+        self.calibrated = self
+        self.layers = dict.fromkeys(harm)
+        self.records = self
+
+    def get(self, kind: str, name: str, measure: Callable[[], Any]) -> Any:
+        return self.harm if name == "harm" else measure()
+
+    def has_dynamic_form(self) -> bool:
+        return False
+
+    def possible(self, choice: str) -> set[str]:
+        return set()
+
+    def advice(self, plan: Plan) -> list[str]:
+        return []
+
+    def earlier(self) -> list[Trial]:
+        return []
+
+    def layer_seconds(self, names: list[str]) -> dict[str, float]:
+        return dict.fromkeys(names, 1.0)
+
+    def trial(self, plan: Plan) -> Trial:
+        lifted = {name for name, _ in plan.choices} if plan.form is not Form.FLOAT else set(self.harm)
+        self.scored += plan.form is not Form.FLOAT
+        drop = sum(harm for name, harm in self.harm.items() if name not in lifted)
+        ratio = (1 + len(lifted)) / (2 + len(self.harm))
+        return Trial(plan, 1 - drop, drop, drop, Cost(ratio, 1.0, ratio, True, False, len(lifted)))
+
+
+@pytest.mark.parametrize("layers", [2, 3, 10, 50])
+@pytest.mark.parametrize("budget", [0.5, 0.1, 0.01, 0.001])
+def test_few_evaluations_find_the_fewest_layers(layers: int, budget: float) -> None:
+    chance = random.Random(layers)
+    harm = {f"layer{place}": 10 ** chance.uniform(-6, -0.5) for place in range(layers)}
+    bench: Any = Additive(harm)
+    found = Search(bench, budget, False, 200, lambda *_: None, dict)
+    found.run()
+    worst_first = sorted(harm.values(), reverse=True)
+    fewest = next(count for count in range(layers + 1) if sum(worst_first[count:]) <= budget)
+    assert found.best.plan.form is (Form.STATIC if fewest < layers else Form.FLOAT)
+    assert fewest == layers or len(found.best.plan.choices) == fewest
+    assert bench.scored <= 2 + layers.bit_length() + fewest
+
+
+def test_a_dearer_candidate_that_suffices_comes_before_float(monkeypatch: pytest.MonkeyPatch) -> None:
+    bench: Any = Additive({"one": 0.3, "two": 0.2, "three": 0.001})
+    bench.possible = lambda choice: {"one", "two", "three"}
+    found = Search(bench, 0.01, False, 50, lambda *_: None, dict)
+    found.run()
+    assert {choice for _, choice in found.best.plan.choices} == {searching.WIDE.name}
+
+
+def test_a_plan_goes_through_its_key() -> None:
+    plan = Plan.of(Form.STATIC, {"b": "float", "a": "int8", "c.[0]": "int16 activations"})
+    assert plan.choices == (("b", "float"), ("c.[0]", "int16 activations"))
+    assert Plan.read(plan.key) == plan
+    assert all(isinstance(one, Candidate) for one in CANDIDATES.values())

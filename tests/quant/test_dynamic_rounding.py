@@ -1,0 +1,138 @@
+"""quantize_dynamic with data: integers by the layers' outputs, block by block, resumed to the same bits, and bad
+input."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from quant.calibrate import CalibrationError, CheckpointError, DataError
+from torch import Tensor, nn
+
+import quant
+
+FOUR = quant.Recipe(default=quant.QConfig(weight_bits=4))
+
+
+class Block(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.up, self.down = nn.LayerNorm(16), nn.Linear(16, 48), nn.Linear(48, 16)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.down(torch.relu(self.up(self.norm(x))))
+
+
+class Stack(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(Block() for _ in range(3))
+        self.head = nn.Linear(16, 10, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in self.layers:
+            x = layer(x)
+        return self.head(x)
+
+
+@pytest.fixture
+def model() -> nn.Module:
+    torch.manual_seed(0)
+    return Stack().eval()
+
+
+@pytest.fixture
+def data() -> list[Tensor]:
+    torch.manual_seed(1)
+    mix = torch.randn(16, 16)
+    return [torch.randn(32, 5, 16) @ mix for _ in range(4)]
+
+
+def error(q: nn.Module, model: nn.Module, data: list[Tensor]) -> float:
+    with torch.no_grad():
+        return sum(float((q(x) - model(x)).square().mean()) for x in data)
+
+
+def quantized(model: nn.Module, data: list[Tensor], rounding: str = "gptq", **settings: Any) -> nn.Module:
+    return quant.quantize_dynamic(model, FOUR, batches=data, rounding=rounding, progress=False, **settings)
+
+
+@pytest.mark.parametrize("rounding", ["gptq", "adaround"])
+def test_outputs_are_nearer_to_float(rounding: str, model: nn.Module, data: list[Tensor]) -> None:
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    plain, scaled = quant.quantize_dynamic(model, FOUR), quantized(model, data, "nearest")
+    q = quantized(model, data[:3], rounding)
+    assert error(scaled, model, data) < error(plain, model, data)
+    assert error(q, model, data[3:]) < 0.7 * error(scaled, model, data[3:])
+    assert int(q.get_submodule("head").q_weight.abs().max()) <= 7  # type: ignore[operator, union-attr]
+    assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
+    assert "of the error of rounding to nearest" in str(quant.summary(q))
+
+
+def test_a_killed_run_goes_on_to_the_same_bits(
+    model: nn.Module, data: list[Tensor], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from quant.rounding import checkpoint
+
+    expected = quantized(model, data)
+    write, left = checkpoint.Checkpoint.write, [2]
+
+    def killed(self: checkpoint.Checkpoint) -> None:
+        write(self)
+        left[0] -= 1
+        if left[0] < 0:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(checkpoint.Checkpoint, "write", killed)
+    with pytest.raises(KeyboardInterrupt):
+        quantized(model, data, checkpoint=tmp_path / "c")
+    monkeypatch.setattr(checkpoint.Checkpoint, "write", write)
+    again = quantized(model, data, checkpoint=tmp_path / "c")
+    for name, tensor in expected.state_dict().items():
+        assert torch.equal(tensor, again.state_dict()[name]), name
+    with pytest.raises(CheckpointError, match="method is 'gptq' there"):
+        quantized(model, data, "adaround", checkpoint=tmp_path / "c")
+
+
+def test_in_place_and_half_models(model: nn.Module, data: list[Tensor]) -> None:
+    q = quantized(model, data)
+    halves = quantized(model.to(torch.bfloat16), [x.to(torch.bfloat16) for x in data])
+    assert halves(data[0].to(torch.bfloat16)).dtype == torch.bfloat16
+    torch.manual_seed(0)
+    own = Stack().eval()
+    assert quantized(own, data, inplace=True) is own
+    assert torch.equal(own(data[0]), q(data[0]))
+
+
+def test_inputs_of_many_decades_keep_their_columns(data: list[Tensor]) -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(16, 8)).eval()
+    with torch.no_grad():
+        model[0].weight[:, :4] *= 1e-5
+    wide = [x * torch.cat([torch.full((4,), 1e5), torch.ones(12)]) for x in data]
+    q, plain = quantized(model, wide), quant.quantize_dynamic(model, FOUR)
+    assert q[0].columns is not None  # type: ignore[index, union-attr]
+    assert error(q, model, wide) < 0.7 * error(plain, model, wide)
+
+
+def test_a_layer_that_nobody_calls_is_rounded_to_nearest(model: nn.Module, data: list[Tensor]) -> None:
+    model.add_module("spare", nn.Linear(4, 4))
+    q = quantized(model, data)
+    assert "rounded to nearest: the batches do not call it" in str(quant.summary(q))
+
+
+def test_bad_input_is_named(model: nn.Module, data: list[Tensor]) -> None:
+    with pytest.raises(ValueError, match="rounding is 'best', expected one of 'nearest', 'gptq', 'adaround'"):
+        quant.quantize_dynamic(model, FOUR, rounding="best")
+    with pytest.raises(ValueError, match="rounding='gptq' needs batches="):
+        quant.quantize_dynamic(model, FOUR, rounding="gptq")
+    with pytest.raises(TypeError, match="batches is a Tensor"):
+        quant.quantize_dynamic(model, FOUR, batches=data[0])
+    with pytest.raises(DataError, match="there are no batches"):
+        quantized(model, [])
+    with pytest.raises(CalibrationError, match=r"batch 0, int64 \[4\]"):
+        quantized(model, [torch.zeros(4, dtype=torch.int64)])
+    with pytest.raises(ValueError, match="checkpoint keeps what"):
+        quant.quantize_dynamic(model, FOUR, batches=data, checkpoint="c")

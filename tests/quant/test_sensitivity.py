@@ -1,0 +1,300 @@
+"""`quant.sensitivity`: what one layer costs at the output is what a model with that layer alone in int8 loses."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from quant.calibrate import CalibrationWarning, DataError
+from torch import Tensor, nn
+
+import quant
+from quant.metric import MetricError, MetricWarning
+from quant.sensitivity import Sensitivity, measure
+from quant.variants import Calibrated
+
+Model = Callable[[], nn.Module]
+
+
+class Residual(nn.Module):
+    """Two convolutions beside a third, with a norm folded and an activation in place."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem = nn.Sequential(nn.Conv2d(3, 8, 3, padding=1, bias=False), nn.BatchNorm2d(8), nn.ReLU(inplace=True))
+        self.block = nn.ModuleDict({"one": nn.Conv2d(8, 8, 3, padding=1), "two": nn.Conv2d(8, 8, 1)})
+        self.head = nn.Linear(8, 5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.stem(x)
+        x = torch.relu(self.block["one"](x)) + self.block["two"](x)
+        return self.head(x.mean((2, 3)))
+
+
+class Recurrent(nn.Module):
+    """An embedding and an LSTM, whose int8 forms have ranges of their own kind."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Embedding(20, 12)
+        self.lstm = nn.LSTM(12, 10, batch_first=True)
+        self.head = nn.Linear(10, 4)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        return self.head(self.lstm(self.table(ids))[0])
+
+
+class Island(nn.Module):
+    """A forward that leaves torch in the middle, so that no one graph holds the model."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(6, 8), nn.Linear(8, 5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = torch.relu(self.first(x))
+        return self.second(torch.tensor(y.tolist()) * 0.5)
+
+
+def images(count: int = 3) -> list[Tensor]:
+    torch.manual_seed(1)
+    return [torch.randn(4, 3, 8, 8) for _ in range(count)]
+
+
+def words(count: int = 3) -> list[Tensor]:
+    torch.manual_seed(1)
+    return [torch.randint(0, 20, (4, 6)) for _ in range(count)]
+
+
+def rows(count: int = 3) -> list[Tensor]:
+    torch.manual_seed(1)
+    return [torch.randn(4, 6) for _ in range(count)]
+
+
+CASES = [(Residual, images), (Recurrent, words), (Island, rows)]
+
+
+def agreement(model: nn.Module, data: list[Tensor]) -> Callable[[nn.Module], float]:
+    """A metric: minus the mean difference to the float model's outputs, which is 0 for that itself."""
+    with torch.no_grad():
+        expected = [model(batch) for batch in data]
+
+    def evaluate(other: nn.Module) -> float:
+        differences = [(other(batch) - one).abs().mean() for batch, one in zip(data, expected, strict=True)]
+        return 1.0 - float(torch.stack(differences).mean())
+
+    return evaluate
+
+
+def sqnr(expected: list[Tensor], outputs: list[Tensor]) -> float:
+    one, other = torch.cat(expected).double(), torch.cat(outputs).double()
+    return 10 * math.log10(float(one.square().sum() / (one - other).square().sum()))
+
+
+def built(kind: Model) -> nn.Module:
+    torch.manual_seed(0)
+    return kind().eval()
+
+
+@pytest.mark.parametrize(("kind", "make"), CASES, ids=["one graph", "dynamic and recurrent layers", "an island"])
+def test_a_layers_cost_is_that_of_the_converted_model(kind: Model, make: Callable[[], list[Tensor]]) -> None:
+    model, data = built(kind), make()
+    evaluate = agreement(model, data)
+    found = quant.sensitivity(model, data, evaluate, progress=False)
+    with torch.no_grad():
+        expected = [model(batch) for batch in data]
+        for one in found:
+            recipe = quant.Recipe({one.name: quant.QConfig()}, default=None)
+            if one.kind == "Embedding":  # which has no range to calibrate
+                alone = quant.quantize_dynamic(model, recipe)
+            else:
+                alone = quant.quantize_static(model, data, recipe, progress=False)
+            assert one.only_int8_sqnr == pytest.approx(sqnr(expected, [alone(batch) for batch in data]), abs=0.05)
+            assert one.only_int8_loss == pytest.approx(1.0 - evaluate(alone), rel=0.02, abs=1e-6)
+            without = quant.quantize_static(model, data, quant.Recipe({one.name: None}), progress=False)
+            assert one.only_float_sqnr == pytest.approx(sqnr(expected, [without(batch) for batch in data]), abs=0.3)
+    assert {one.name for one in found} == {name for name, part in model.named_modules() if _has_weight(part)}
+    assert [one.only_int8_sqnr for one in found] == sorted(one.only_int8_sqnr for one in found)
+
+
+def _has_weight(module: nn.Module) -> bool:
+    return isinstance(module, (nn.Conv2d, nn.Linear, nn.LSTM, nn.Embedding))
+
+
+@pytest.mark.parametrize(("kind", "make"), CASES[:2], ids=["one graph", "dynamic and recurrent layers"])
+def test_the_sweep_gives_what_building_each_form_gives(
+    kind: Model, make: Callable[[], list[Tensor]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, data = built(kind), make()
+    evaluate = agreement(model, data)
+    swept = quant.sensitivity(model, data, evaluate, progress=False)
+    monkeypatch.setattr(measure, "sweep_of", lambda *_: None)
+    each = quant.sensitivity(model, data, evaluate, progress=False)
+    assert [one.name for one in swept] == [one.name for one in each]
+    for one, other in zip((*swept, *swept.groups), (*each, *each.groups), strict=True):
+        assert one.only_int8_sqnr == pytest.approx(other.only_int8_sqnr, abs=0.05)
+        assert one.only_float_sqnr == pytest.approx(other.only_float_sqnr, abs=0.3)
+        assert one.only_float_gain == pytest.approx(other.only_float_gain, abs=2e-4)
+    assert swept.evaluations == each.evaluations + 1  # the recorded one
+
+
+def test_the_model_runs_once_for_all_layers() -> None:
+    model, data = built(Residual), images()
+    calls: list[int] = []
+    quantized = Calibrated(model, data, "test", progress=False)
+    sweep = measure.sweep_of(quantized, {})
+    assert sweep is not None
+    whole = sweep.runner.simulated
+
+    def counted(*args: Any) -> Any:
+        calls.append(1)
+        return whole(*args)
+
+    sweep.runner.simulated = counted  # type: ignore[method-assign]
+    with torch.no_grad():
+        inputs = sweep.begin((data[0],), {})
+        floats = sweep.values(inputs, sweep.floats)
+        form = sweep.form(quantized.recipe_of_only(["head"]))
+        output = sweep.again(floats, sweep.floats, form)
+    assert len(calls) == 1
+    assert not torch.equal(output, model(data[0]))
+
+
+def test_a_model_that_is_a_layer() -> None:
+    torch.manual_seed(0)
+    found = quant.sensitivity(nn.Linear(6, 4), rows(), progress=False)
+    assert [one.name for one in found] == [""]
+    assert found.layers[0].only_int8_sqnr == pytest.approx(found.sqnr, abs=0.05)
+    assert found.layers[0].only_float_sqnr == math.inf
+    assert "(root)" in str(found)
+
+
+def test_groups_are_the_modules_around_several_layers() -> None:
+    found = quant.sensitivity(built(Residual), images(), progress=False)
+    assert {one.name: set(one.layers) for one in found.groups} == {"block": {"block.one", "block.two"}}
+    assert found["block"].kind == "group"
+
+
+def test_without_a_metric_there_are_decibels_and_nats(tmp_path: Path) -> None:
+    found = quant.sensitivity(built(Residual), images(), progress=False)
+    assert found.float_metric is None
+    assert found.evaluations == 0
+    assert all(one.only_int8_loss is None and one.only_int8_kl > 0 for one in found)
+    text = str(found)
+    assert all(one.name in text for one in found)
+    assert "loss" not in text
+    found.to_json(tmp_path / "found.json")
+    read = json.loads((tmp_path / "found.json").read_text())
+    assert [one["name"] for one in read["layers"]] == [one.name for one in found]
+    found.plot(tmp_path / "found.svg")
+    drawn = (tmp_path / "found.svg").read_text()
+    assert drawn.startswith("<svg")
+    assert all(one.name in drawn for one in found)
+    with pytest.raises(ValueError, match=r"expected \.svg"):
+        found.plot(tmp_path / "found.png")
+
+
+def test_the_model_is_left_as_it_was() -> None:
+    model = built(Residual).train()
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    quant.sensitivity(model, images(), agreement(built(Residual), images()), progress=False)
+    assert model.training
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+    assert "forward" not in vars(model)
+    assert not model._forward_hooks
+
+
+def test_a_metric_whose_calls_follow_the_outputs_is_evaluated_on_each_form() -> None:
+    model, data = built(Residual), images()
+    expected = model(data[1] + model(data[0]).mean()).detach()
+
+    def evaluate(other: nn.Module) -> float:
+        return 1.0 - float((other(data[1] + other(data[0]).mean()) - expected).abs().mean())
+
+    found = quant.sensitivity(model, data, evaluate, progress=False)
+    alone = quant.quantize_static(model, data, quant.Recipe({"head": quant.QConfig()}, default=None), progress=False)
+    with torch.no_grad():
+        assert found["head"].only_int8_loss == pytest.approx(1.0 - evaluate(alone), rel=0.02)
+
+
+def run(evaluate: Any, data: Any = None) -> Sensitivity:
+    return quant.sensitivity(built(Residual), images() if data is None else data, evaluate, progress=False)
+
+
+@pytest.mark.parametrize(
+    ("evaluate", "message"),
+    [
+        (lambda model: "good", "returned a str, expected a number"),
+        (lambda model: None, "returned None, expected a number"),
+        (lambda model: [], "returned an empty list"),
+        (lambda model: {"accuracy": 1.0}, "returned a dict"),
+        (lambda model: float("nan"), "returned nan for the float model"),
+    ],
+    ids=["a text", "None", "nothing", "a dict", "NaN"],
+)
+def test_a_metric_that_is_no_number_is_an_error(evaluate: Any, message: str) -> None:
+    with pytest.raises(MetricError, match=message):
+        run(evaluate)
+
+
+def test_a_metric_of_which_less_is_better_is_an_error() -> None:
+    model, data = built(Residual), images()
+    target = torch.cat([model(batch) for batch in data]).detach()
+
+    def loss(other: nn.Module) -> Tensor:
+        return (torch.cat([other(batch) for batch in data]) - target * 1.01).square().mean()
+
+    with pytest.raises(MetricError, match="more must be better; of a loss or an error rate return its negative"):
+        run(loss)
+
+
+def test_a_metric_that_differs_from_call_to_call_is_said_once() -> None:
+    model, data = built(Residual), images()
+    chance = iter(range(1000))
+    with pytest.warns(MetricWarning, match="for the same float model") as caught:
+        found = run(lambda other: float(other(data[0]).abs().sum()) + next(chance) * 1e-3)
+    assert len(caught) == 1
+    assert found.noise == pytest.approx(1e-3, rel=0.1)
+    assert model is not None
+
+
+def test_a_metric_that_does_not_use_the_outputs_is_said() -> None:
+    with pytest.warns(MetricWarning, match="does not use what"):
+        run(lambda model: 1.0)
+
+
+def test_a_function_is_asked_for() -> None:
+    with pytest.raises(TypeError, match="evaluate is a float, expected a function"):
+        run(0.5)
+
+
+def test_no_batches_one_batch_and_labels_alone() -> None:
+    with pytest.raises(DataError, match="data is empty"):
+        run(None, [])
+    with pytest.warns(CalibrationWarning, match="has a single batch"):
+        run(None, images(1))
+    with pytest.raises(DataError, match=r"fails on the first batch, int64 \[4\].*not labels alone"):
+        run(None, [torch.arange(4), torch.arange(4)])
+    with pytest.raises(TypeError, match="put a single batch in a list"):
+        run(None, images(1)[0])
+
+
+def test_a_variant_is_what_its_recipe_gives() -> None:
+    model, data = built(Residual), images()
+    calibrated = Calibrated(model, data, "test", progress=False)
+    wide = quant.QConfig(activation_bits=16)
+    for recipe in (
+        quant.Recipe({"block.one": None}),
+        quant.Recipe({"block.*": wide, "head": None}),
+        quant.Recipe(default=wide),
+    ):
+        expected = quant.quantize_static(model, data, recipe, progress=False)
+        assert torch.equal(calibrated.converted(recipe)(data[0]), expected(data[0]))
+    assert torch.equal(
+        calibrated.converted(quant.Recipe())(data[0]), quant.quantize_static(model, data, progress=False)(data[0])
+    )
