@@ -184,7 +184,8 @@ def groups_of(q_weight: Tensor, scale: Tensor) -> Groups:
 
 def integers(q_weight: Tensor) -> Tensor:
     """The int8 (N, K) that a narrow weight with one scale per output stands for."""
-    return unpack(q_weight).to(torch.int8) - 2 ** (q_weight.shape[1] - 1)
+    middle = 1 << (q_weight.shape[1] - 1)
+    return unpack(q_weight).to(torch.int8) - middle
 
 
 @torch.jit.unused
@@ -201,7 +202,8 @@ def dequantize_rows(q_weight: Tensor, scale: Tensor, rows: Tensor) -> Tensor:
 
 def _reals(u: Tensor, by: Groups) -> Tensor:
     grouped = u.to(torch.float32).unflatten(1, (by.scale.shape[1], -1))
-    return ((grouped - by.zero_point.unsqueeze(2)) * by.scale.unsqueeze(2)).flatten(1)
+    reals: Tensor = (grouped - by.zero_point.unsqueeze(2)) * by.scale.unsqueeze(2)
+    return reals.flatten(1)
 
 
 def store(u: Tensor, scale: Tensor, zero_point: Tensor | None, bits: int) -> tuple[Tensor, Tensor]:

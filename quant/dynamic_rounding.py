@@ -23,7 +23,9 @@ from quant.calibrate import CalibrationError, DataError
 from quant.calibrate.batches import Caller, check_batches, count_samples, describe
 from quant.calibrate.driver import Forward, evaluating
 from quant.dynamic_decisions import Decision
+from quant.kernels import narrow
 from quant.nn import Linear
+from quant.recipe import RecipeError
 from quant.rounding import least_error_scale
 from quant.rounding.checkpoint import Checkpoint, identity
 from quant.rounding.gptq import DAMPING
@@ -154,8 +156,13 @@ def _rounded(one: Decision, seen: _Seen, method: str) -> tuple[QWeight, list[flo
     layer, qconfig = one.replacement, one.qconfig
     assert isinstance(layer, Linear)
     assert qconfig is not None
+    if qconfig.group_size is not None:
+        raise RecipeError(
+            f"{WHO}: rounding={method!r} with group_size={qconfig.group_size}, and {one.where} would keep one "
+            "scale per output; leave one of the two out"
+        )
     rows = _weight(one.module).detach().to(torch.float32)
-    rows = rows if rows.shape == layer.q_weight.shape else rows.t()  # Conv1D keeps its weight the other way round
+    rows = rows if rows.shape == (layer.out_features, layer.in_features) else rows.t()  # Conv1D's lies the other way
     hessian = seen.hessian()
     if layer.columns is not None:
         rows, hessian = rows / layer.columns, hessian * layer.columns * layer.columns[:, None]
@@ -176,7 +183,9 @@ def _take(one: Decision, weight: Tensor, q: QWeight | None, errors: list[float])
         return
     layer = one.replacement
     assert isinstance(layer, Linear)
-    layer.q_weight.copy_(q.q_weight)
+    bits = one.qconfig.weight_bits if one.qconfig is not None else 8
+    is_narrow = narrow.is_narrow(layer.q_weight)
+    layer.q_weight.copy_(narrow.pack(q.q_weight + (1 << (bits - 1)), bits) if is_narrow else q.q_weight)
     layer.scale.copy_(q.scale)
     real = layer.weight.detach()
     weight.data.copy_(real if real.shape == weight.shape else real.t())
