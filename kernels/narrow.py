@@ -9,7 +9,7 @@ A narrow weight (N, K) is two tensors, whose dtypes and shapes say all about it;
 
     real = scale * (u - zero_point)    without a zero point of its own it is 2**(bits - 1)
 
-The bytes of q_weight lie as kernels read them, so that nothing is packed again: panels of 16 outputs (the last of what
+The bytes of q_weight lie as kernels read them, so that nothing is packed again: panels of 64 outputs (the last of what
 is left), in a panel blocks of 32 inputs, in a block `bits` vectors, in a vector four bytes for each of its outputs.
 Inputs count from the block's first:
 
@@ -33,7 +33,7 @@ NARROW_BITS = (4, 3, 2)
 GROUP_SIZES = (32, 64, 128)
 """Inputs that may share a scale."""
 
-PANEL, BLOCK = 16, 32
+PANEL, BLOCK = 64, 32
 """Outputs, and inputs, whose bytes lie together."""
 
 HALF_MIN = 2.0**-14
@@ -184,7 +184,8 @@ def groups_of(q_weight: Tensor, scale: Tensor) -> Groups:
 
 def integers(q_weight: Tensor) -> Tensor:
     """The int8 (N, K) that a narrow weight with one scale per output stands for."""
-    return unpack(q_weight).to(torch.int8) - 2 ** (q_weight.shape[1] - 1)
+    middle = 1 << (q_weight.shape[1] - 1)
+    return unpack(q_weight).to(torch.int8) - middle
 
 
 @torch.jit.unused
@@ -201,7 +202,8 @@ def dequantize_rows(q_weight: Tensor, scale: Tensor, rows: Tensor) -> Tensor:
 
 def _reals(u: Tensor, by: Groups) -> Tensor:
     grouped = u.to(torch.float32).unflatten(1, (by.scale.shape[1], -1))
-    return ((grouped - by.zero_point.unsqueeze(2)) * by.scale.unsqueeze(2)).flatten(1)
+    reals: Tensor = (grouped - by.zero_point.unsqueeze(2)) * by.scale.unsqueeze(2)
+    return reals.flatten(1)
 
 
 def store(u: Tensor, scale: Tensor, zero_point: Tensor | None, bits: int) -> tuple[Tensor, Tensor]:

@@ -85,8 +85,8 @@ class Linear(QuantModule):
         """Only the outputs [first, last): (..., last - first), of `dtype`."""
         if self.dtype != torch.float32:
             input = as_float32(input)
-        if self.q_weight.dtype == torch.uint8 and (first % 16 != 0 or (last % 16 != 0 and last != self.out_features)):
-            return self.forward(input)[..., first:last]  # a narrow weight's outputs lie in panels of 16
+        if self.q_weight.dtype == torch.uint8 and (first % 64 != 0 or (last % 64 != 0 and last != self.out_features)):
+            return self.forward(input)[..., first:last]  # a narrow weight's outputs lie in panels of 64
         q_weight, scale, bias = self.q_weight[first:last], self.scale[first:last], self.bias
         part = None if bias is None else bias[first:last]
         if torch.jit.is_scripting():

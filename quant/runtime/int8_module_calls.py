@@ -40,7 +40,7 @@ class EmbeddingCall(ModuleCall):
     def holds(self, module: nn.Module) -> bool:
         if type(module) is nn.Embedding:
             return is_untouched(module) and module.max_norm is None and module.weight.dtype is torch.float32
-        return computes_itself(module) and module.can_plan()
+        return isinstance(module, QuantModule) and computes_itself(module) and module.can_plan()
 
     def line(self, module: nn.Module, constant: Callable[[Tensor], Constant]) -> Line:
         x = {"x": Register(self.reads[0])}
@@ -59,7 +59,7 @@ class Int8ModuleCall(ModuleCall):
     kind: ClassVar[str] = "int8_module"
 
     def holds(self, module: nn.Module) -> bool:
-        return computes_itself(module) and module.can_plan()
+        return isinstance(module, QuantModule) and computes_itself(module) and module.can_plan()
 
     def line(self, module: nn.Module, constant: Callable[[Tensor], Constant]) -> Line:
         return _line(self.out, {"x": Register(self.reads[0])}, module, constant)

@@ -265,6 +265,17 @@ def test_the_runner_gets_bytes_and_refuses_groups(tmp_path: Path) -> None:
         quant.save(grouped, tmp_path / "g.q8", runner=True, example_inputs=X)
 
 
+@pytest.mark.parametrize("settings", [{"weight_bits": 4}, {"weight_bits": 4, "group_size": 32}], ids=["rows", "groups"])
+def test_rounding_by_data_keeps_a_weight_narrow(settings: dict[str, Any]) -> None:
+    model, batches = nn.Sequential(nn.Linear(64, 41)).eval(), [torch.randn(64, 64)]
+    recipe = quant.Recipe(default=quant.QConfig(**settings))
+    q = quant.quantize_dynamic(model, recipe, rounding="gptq", batches=batches, progress=False)
+    nearest = quant.quantize_dynamic(model, recipe)
+    assert narrow.is_narrow(q[0].q_weight)
+    error, other = ((one(batches[0]) - model(batches[0])).norm().detach() for one in (q, nearest))
+    assert error < other
+
+
 def test_a_static_layer_has_no_groups() -> None:
     recipe = quant.Recipe(default=quant.QConfig(weight_bits=4, group_size=32))
     with pytest.raises(quant.recipe.RecipeError, match="group_size=32, and layer '0' is static"):

@@ -33,10 +33,10 @@ def with_bytes(model: nn.Module) -> nn.Module:
                     "without group_size for this form"
                 )
     copied = copy.deepcopy(model)
-    for layer in copied.modules():
-        if isinstance(layer, QuantModule):
-            for key in _narrow_weights(layer):
-                layer.register_buffer(key, narrow.integers(layer.get_buffer(key)))
+    for module in copied.modules():
+        if isinstance(module, QuantModule):
+            for key in _narrow_weights(module):
+                module.register_buffer(key, narrow.integers(module.get_buffer(key)))
     return copied
 
 

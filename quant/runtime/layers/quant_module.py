@@ -82,13 +82,9 @@ class QuantModule(nn.Module):
             if (loaded is None) != (self._buffers[columns] is None):
                 self._buffers[columns] = None if loaded is None else torch.empty_like(loaded)
                 self.activation_bits = 8 if loaded is None else 16
-        for name, q_weight in self._buffers.items():
+        for name in self._buffers:
             scale = name.replace("q_weight", "scale")
-            if (
-                q_weight is not None
-                and name.startswith("q_weight")
-                and {prefix + name, prefix + scale} <= set(state_dict)
-            ):
+            if name.startswith("q_weight") and {prefix + name, prefix + scale} <= set(state_dict):
                 self._fit(name, scale, state_dict, prefix)
         super()._load_from_state_dict(state_dict, prefix, *rest, **named)
 

@@ -10,16 +10,17 @@
 namespace octet {
 namespace {
 
-int64_t panels_of(int64_t n) { return (n + kNarrowPanel - 1) / kNarrowPanel; }
+// Outputs with those that fill the last unit.
+int64_t filled(int64_t n) { return (n + kNarrowUnit - 1) / kNarrowUnit * kNarrowUnit; }
 
 // The integer of one weight, as it is stored (kernels/narrow.py).
 int stored(const NarrowSource& source, int64_t output, int64_t input) {
   const int bits = source.bits;
-  const int64_t whole = source.n / kNarrowPanel * kNarrowPanel, panel_bytes = kNarrowPanel * source.k * bits / 8;
-  const int64_t beside = output < whole ? kNarrowPanel : source.n - whole;
+  const int64_t whole = source.n / kNarrowUnit * kNarrowUnit, unit_bytes = kNarrowUnit * source.k * bits / 8;
+  const int64_t beside = output < whole ? kNarrowUnit : source.n - whole;
   const int i = static_cast<int>(input % kNarrowBlock), j = i % 4;
-  const uint8_t* const block = source.bytes + output / kNarrowPanel * panel_bytes + input / kNarrowBlock * bits * beside * 4;
-  const auto byte = [&](int vector) { return block[(vector * beside + output % kNarrowPanel) * 4 + j]; };
+  const uint8_t* const block = source.bytes + output / kNarrowUnit * unit_bytes + input / kNarrowBlock * bits * beside * 4;
+  const auto byte = [&](int vector) { return block[(vector * beside + output % kNarrowUnit) * 4 + j]; };
   if (bits == 4) return byte(i / 8) >> i / 4 % 2 * 4 & 15;
   const int low = byte(i / 16) >> i / 4 % 4 * 2 & 3;
   return bits == 2 ? low : low | (byte(2) >> i / 4 & 1) << 2;
@@ -33,13 +34,13 @@ std::vector<int8_t> centred_bytes(const NarrowSource& source) {
   return weight;
 }
 
-// The last panel, where it is not whole, as if it had 16 outputs.
+// The last unit, where it is not whole, as if it had 64 outputs.
 std::vector<uint8_t> filled_tail(const NarrowSource& source) {
-  const int64_t left = source.n % kNarrowPanel, vectors = source.k / kNarrowBlock * source.bits;
+  const int64_t left = source.n % kNarrowUnit, vectors = source.k / kNarrowBlock * source.bits;
   if (left == 0) return {};
-  std::vector<uint8_t> tail(vectors * kNarrowPanel * 4);
+  std::vector<uint8_t> tail(vectors * kNarrowUnit * 4);
   const uint8_t* const from = source.bytes + (source.n - left) * source.k * source.bits / 8;
-  for (int64_t v = 0; v < vectors; ++v) std::memcpy(tail.data() + v * kNarrowPanel * 4, from + v * left * 4, left * 4);
+  for (int64_t v = 0; v < vectors; ++v) std::memcpy(tail.data() + v * kNarrowUnit * 4, from + v * left * 4, left * 4);
   return tail;
 }
 
@@ -111,13 +112,13 @@ class NarrowGroups final : public GroupedGemm {
  public:
   explicit NarrowGroups(const NarrowSource& source)
       : GroupedGemm(centred_bytes(source).data(), source.n, source.k), tail_(filled_tail(source)) {
-    const int64_t groups = source.groups, group = k() / groups, places = panels_of(n()) * groups * kNarrowPanel;
+    const int64_t groups = source.groups, group = k() / groups, places = filled(n()) * groups;
     (source.half_scales ? halves_.resize(places) : floats_.resize(places));
     if (source.zero_points) zero_points_.resize(places);
-    row_reals_.resize(panels_of(n()) * kNarrowPanel);
+    row_reals_.resize(filled(n()));
     for (int64_t output = 0; output < n(); ++output)
       for (int64_t g = 0; g < groups; ++g)
-        take(source, output, g, (output / kNarrowPanel * groups + g) * kNarrowPanel + output % kNarrowPanel);
+        take(source, output, g, (output / kNarrowUnit * groups + g) * kNarrowUnit + output % kNarrowUnit);
     const void* const scales = source.half_scales ? static_cast<const void*>(halves_.data()) : floats_.data();
     weight_ = {source.bytes, tail_.data(), nullptr, n(),
                k(),          source.bits,  group,   scales,

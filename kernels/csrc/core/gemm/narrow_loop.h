@@ -38,7 +38,7 @@ struct NarrowLoop {
   using Ints = typename V::Ints;
   using Floats = typename V::Floats;
   static constexpr int kPieces = 64 / A::kBytes, kLanes = A::kBytes / 4, kSteps = 8;
-  static constexpr int64_t kUnitPanels = kNarrowUnit / kNarrowPanel;
+  static constexpr int64_t kUnitPanels = kNarrowUnit / kNarrowPanel, kVector = kNarrowUnit * 4;
 
   // What becomes of sums.
   struct Sums {
@@ -81,10 +81,10 @@ struct NarrowLoop {
   template <int kBits, int s>
   static OCTET_INLINE Bytes field(const uint8_t* block, int piece) {
     const uint8_t* const at = block + piece * A::kBytes;
-    if constexpr (kBits == 4) return down<s % 2 * 4>(load(at + s / 2 * 64), 15);
-    const Bytes low = down<s % 4 * 2>(load(at + s / 4 * 64), 3);
+    if constexpr (kBits == 4) return down<s % 2 * 4>(load(at + s / 2 * kVector), 15);
+    const Bytes low = down<s % 4 * 2>(load(at + s / 4 * kVector), 3);
     if constexpr (kBits == 2) return low;
-    const Bytes high = down<s>(load(at + 2 * 64), 1);
+    const Bytes high = down<s>(load(at + 2 * kVector), 1);
     return low | (Bytes)((Words)high << 2);
   }
 
@@ -94,9 +94,14 @@ struct NarrowLoop {
   }
 
   static const uint8_t* panel_bytes(const NarrowWeight& w, int64_t panel) {
-    return panel < w.n / kNarrowPanel ? w.bytes + panel * kNarrowPanel * (w.k * w.bits / 8) : w.tail;
+    const int64_t unit = panel / kUnitPanels, beside = panel % kUnitPanels * 64;
+    return (unit < w.n / kNarrowUnit ? w.bytes + unit * kNarrowUnit * (w.k * w.bits / 8) : w.tail) + beside;
   }
 
+  // Of the first scale of a panel in a group.
+  static OCTET_INLINE int64_t place_of(int64_t panel, int64_t group, int64_t groups) {
+    return (panel / kUnitPanels * groups + group) * kNarrowUnit + panel % kUnitPanels * kNarrowPanel;
+  }
   static OCTET_INLINE Floats scale_of(const NarrowWeight& w, int64_t place) {
     Floats scale;
     if (w.half_scales)  // normal ones: exponent and mantissa in their places, and 112 between the exponents' middles
@@ -190,7 +195,7 @@ struct NarrowLoop {
             sums[set][i][p][piece] = A::end(sums[set][i][p][piece], partial[set][i][p][piece]);
           });
         OCTET_UNROLL
-        for (int p = 0; p < P; ++p) bytes[p] += kBits * 64;
+        for (int p = 0; p < P; ++p) bytes[p] += kBits * kVector;
         x += kNarrowBlock;
       }
       if constexpr (kSets == 2)
@@ -205,7 +210,7 @@ struct NarrowLoop {
         for (int p = 0; p < P; ++p)
           OCTET_UNROLL
           for (int piece = 0; piece < kPieces; ++piece) {
-            const int64_t place = ((panel + p) * groups + g) * kNarrowPanel + piece * kLanes;
+            const int64_t place = place_of(panel + p, g, groups) + piece * kLanes;
             const Floats scale = scale_of(w, place);
             OCTET_UNROLL
             for (int i = 0; i < M; ++i) {
@@ -246,7 +251,7 @@ struct NarrowLoop {
 
   template <int kBits>
   static void unpack(const uint8_t* from, int64_t blocks, uint8_t* to) {
-    for (int64_t b = 0; b < blocks; ++b, from += kBits * 64)
+    for (int64_t b = 0; b < blocks; ++b, from += kBits * kVector)
       each_step(
           [&](auto step) OCTET_LAMBDA {
             OCTET_UNROLL
@@ -297,7 +302,7 @@ struct NarrowLoop {
     if constexpr (Kind::reals) {
       const int64_t groups = w.k / w.group;
       each<1, W>([&](int, int p, int piece) OCTET_LAMBDA {
-        const int64_t place = ((chunk.panel + p) * groups + chunk.group) * kNarrowPanel + piece * kLanes;
+        const int64_t place = place_of(chunk.panel + p, chunk.group, groups) + piece * kLanes;
         const Floats scale = scale_of(w, place);
         OCTET_UNROLL
         for (int i = 0; i < M; ++i) {
@@ -331,7 +336,7 @@ struct NarrowLoop {
         for (int64_t done = 0; done < w.group; done += kChunk) {
           const int64_t first = g * w.group + done, inputs = std::min(kChunk, w.group - done);
           for (int p = 0; p < W; ++p)
-            unpack<kBits>(panel_bytes(w, panel + p) + first / kNarrowBlock * kBits * 64, inputs / kNarrowBlock,
+            unpack<kBits>(panel_bytes(w, panel + p) + first / kNarrowBlock * kBits * kVector, inputs / kNarrowBlock,
                           space.bytes + p * 64);
           const Chunk chunk{panel, g, inputs / kNarrowBlock, done == 0, done + inputs == w.group};
           unpacked_rows<Kind>(w, rows, m0, count, rows.x + m0 * rows.ld + first, chunk, space);

@@ -5,20 +5,21 @@
 
 namespace octet {
 
-// Outputs and inputs whose bytes lie together (kernels/narrow.py), and outputs that are the unit of work that threads share.
-constexpr int64_t kNarrowPanel = 16, kNarrowBlock = 32, kNarrowUnit = 64;
+// Outputs and inputs whose bytes lie together (kernels/narrow.py: a panel there), which are the unit of work that threads share; and
+// those whose four bytes fill a vector of 64.
+constexpr int64_t kNarrowUnit = 64, kNarrowBlock = 32, kNarrowPanel = 16;
 
 struct NarrowWeight {
-  const uint8_t* bytes;  // of all panels of 16 outputs
-  const uint8_t* tail;   // of the last panel, filled up to 16
-  const int32_t* tail_sums;  // and its part of NarrowOut::row_sums
+  const uint8_t* bytes;  // of all units
+  const uint8_t* tail;   // of the last unit, filled up to 64
+  const int32_t* tail_sums;  // of its last panel, of NarrowOut::row_sums, filled up to 16
   int64_t n, k;
   int bits;
   int64_t group;               // inputs that share a scale
-  const void* scales;          // (panels, groups, 16) float16 or float32; null for sums
+  const void* scales;          // (units, groups, 64) float16 or float32; null for sums
   bool half_scales;
   const uint8_t* zero_points;  // alike, or null where all are 2**(bits - 1)
-  const float* row_reals;      // (panels, 16), of equation 11
+  const float* row_reals;      // (units, 64), of equation 11
 };
 
 // Rows of activations less 128.
