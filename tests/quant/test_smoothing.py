@@ -301,3 +301,31 @@ def test_a_lone_layer() -> None:
     q = static(copy.deepcopy(layer), batches)
     assert isinstance(q, ScaledLinear)
     assert sqnr(layer(batches[0]).detach(), q(batches[0])) > 30
+
+
+class Holding(nn.Module):
+    """A forward that reaches its layer by a list, and reads what the user set on it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.layer = nn.LayerNorm(WIDTH), nn.Linear(WIDTH, 8)
+        self.layer.gain = 2.0  # type: ignore[assignment]
+        self.layers = (self.layer,)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.layers[0](self.norm(x)) * self.layer.gain
+        return y
+
+
+def test_a_scaled_layer_is_the_same_object_with_what_was_set_on_it() -> None:
+    torch.manual_seed(0)
+    model, (x,) = Holding().eval(), data(1, seed=9)
+    plant(model.norm, [model.layer])
+    scaled, q = smooth(model, data()), static(model, data())
+    assert isinstance(scaled.layer, ScaledLinear)
+    assert scaled.layers[0] is scaled.layer
+    assert type(model.layer) is nn.Linear
+    with torch.no_grad():
+        assert sqnr(model(x), scaled(x)) > 110
+        assert sqnr(model(x), q(x)) > 30
+    assert quant.summary(q)["layer"].outcome == "int8"
