@@ -34,7 +34,7 @@ class Seen:
         layers: their names.
         low, high: of linear layers the extremes of each channel, float32 (in,); of convolutions those of all, ().
         kept: some rows (n, in); of convolutions the first sample of some calls.
-        apart: whether some call showed that its layers have not always the same input.
+        apart: whether some call showed that its layers have not always the same input, or that a weight is written to.
     """
 
     layers: list[str]

@@ -175,7 +175,17 @@ def _seen(model: nn.Module, names: list[str], batches: list[Any] | First, forwar
                 probe(*args, **kwargs)
         except Exception:  # calibration meets it too, and says at which batch
             return []
-    return watch.groups()
+    groups = watch.groups()
+    for seen in groups:
+        if any(_is_written(model.get_submodule(name), probe.get_submodule(name)) for name in seen.layers):
+            seen.apart = True
+    return groups
+
+
+def _is_written(layer: nn.Module, probed: nn.Module) -> bool:
+    """Whether a forward has changed a layer's weight: a write to the weight of a scaled layer would be lost."""
+    before, now = layer._parameters["weight"], probed._parameters.get("weight")
+    return before is None or now is None or not torch.equal(before, now)
 
 
 def _choice(model: nn.Module, seen: Seen, settings: dict[str, QConfig]) -> Choice | None:

@@ -412,3 +412,25 @@ def test_little_of_a_convolutions_inputs_is_kept() -> None:
     assert first == [(1, 3, 36, 37)]
     assert second == [(1, 64, 7, 8)]
     assert third == [(1, 4, 33, 32)]  # the kernel's height at least
+
+
+@pytest.mark.parametrize("data_of", [False, True], ids=["in place", "through data"])
+def test_a_layer_whose_weight_a_forward_writes_to_is_left_alone(data_of: bool) -> None:
+    class Bounded(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.norm, self.layer, self.last = nn.LayerNorm(WIDTH), nn.Linear(WIDTH, 8), nn.Linear(8, 4)
+
+        def forward(self, x: Tensor) -> Tensor:
+            with torch.no_grad():
+                (self.layer.weight.data if data_of else self.layer.weight).clamp_(-0.05, 0.05)
+            y: Tensor = self.last(self.layer(self.norm(x)))
+            return y
+
+    torch.manual_seed(0)
+    model, (x,) = Bounded().eval(), data(1, seed=9)
+    plant(model.norm, [model.layer])
+    q = static(model, data())
+    assert type(smooth(model, data()).layer) is nn.Linear
+    with torch.no_grad():
+        assert sqnr(model(x), q(x)) > 30
