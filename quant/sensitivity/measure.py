@@ -257,7 +257,7 @@ class _Forms:
         try:
             with torch.no_grad():
                 replay.record(self._evaluate)
-        except (Unlike, CaptureMismatch):
+        except Unlike:
             return None
         return replay
 

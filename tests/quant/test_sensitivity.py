@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -220,6 +222,79 @@ def test_a_metric_whose_calls_follow_the_outputs_is_evaluated_on_each_form() -> 
     alone = quant.quantize_static(model, data, quant.Recipe({"head": quant.QConfig()}, default=None), progress=False)
     with torch.no_grad():
         assert found["head"].only_int8_loss == pytest.approx(1.0 - evaluate(alone), rel=0.02)
+
+
+class Rows(nn.Module):
+    """Three layers in a row, on rows of 6."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(nn.Linear(6, 16), nn.ReLU(), nn.Linear(16, 16))
+        self.head = nn.Linear(16, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(torch.relu(self.layers(x)))
+
+
+LONG = torch.randn(1000, 6, generator=torch.Generator().manual_seed(3))
+
+
+def in_threads(model: nn.Module) -> Tensor:
+    sizes = [700, 10, 200, 5, 70, 5, 5, 5]  # short calls end before the long ones that began earlier
+    with ThreadPoolExecutor(4) as threads:
+        return torch.cat(list(threads.map(model, LONG.split(sizes))))
+
+
+def of_a_hook(model: nn.Module) -> Tensor:
+    seen: list[Tensor] = []
+    handle = model.get_submodule("head").register_forward_hook(lambda module, args, output: seen.append(output))
+    output = model(LONG)
+    handle.remove()
+    return output + len(seen)
+
+
+def of_layers(model: nn.Module) -> Tensor:
+    return model(LONG) + model.get_submodule("head")(torch.ones(1, 16))
+
+
+def under_autocast(model: nn.Module) -> Tensor:
+    with torch.autocast("cpu"):
+        return model(LONG).float()
+
+
+def passing_over_errors(model: nn.Module) -> Tensor:
+    output = model(LONG)
+    if not torch.equal(output, built(Rows)(LONG)):
+        with contextlib.suppress(Exception):
+            return output + model(-LONG)
+    return output
+
+
+def of_one_value(model: nn.Module) -> Tensor:
+    x = LONG.clone()
+    if not torch.equal(model(x), built(Rows)(LONG)):
+        x[666, 1] += 3.0  # none of the values that a fingerprint samples
+    return model(x)[666]
+
+
+@pytest.mark.parametrize(
+    "outputs", [in_threads, of_a_hook, of_layers, under_autocast, passing_over_errors, of_one_value]
+)
+def test_a_metric_that_cannot_be_replayed_is_evaluated_on_each_form(
+    outputs: Callable[[nn.Module], Tensor], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, data = built(Rows), rows()
+    with torch.no_grad():
+        expected = outputs(model)
+
+    def evaluate(other: nn.Module) -> float:
+        return 1.0 - float((outputs(other) - expected).abs().mean())
+
+    swept = quant.sensitivity(model, data, evaluate, progress=False)
+    monkeypatch.setattr(measure, "sweep_of", lambda *_: None)
+    each = quant.sensitivity(model, data, evaluate, progress=False)
+    losses = {one.name: one.only_int8_loss for one in each}
+    assert {one.name: one.only_int8_loss for one in swept} == pytest.approx(losses, rel=1e-4)
 
 
 def run(evaluate: Any, data: Any = None) -> Sensitivity:
