@@ -16,7 +16,6 @@ from typing import Any
 import torch
 from torch import nn
 
-import quant
 from quant.calibrate import CheckpointError
 from quant.calibrate.batches import fingerprint, sample_bytes
 from quant.export.whole_files import replace_file
@@ -86,7 +85,6 @@ def identity(weights: str, data: str, recipe: Recipe, example: Any) -> dict[str,
     """
     return {
         "version of the file": VERSION,
-        "version of quant": quant.__version__,
         "version of torch": torch.__version__,
         "weights": weights,
         "data": data,

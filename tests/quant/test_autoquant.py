@@ -170,7 +170,7 @@ def test_buffers_that_forwards_write_stay_as_they_were() -> None:
 
     def evaluate(one: nn.Module) -> float:
         nonlocal own
-        own += one is model
+        own += one.get_buffer("calls").data_ptr() == model.calls.data_ptr()
         return agreement(x, classes)(one)
 
     result = quant.autoquant(

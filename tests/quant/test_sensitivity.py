@@ -7,16 +7,18 @@ import json
 import math
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from quant.calibrate import CalibrationWarning, DataError
 from torch import Tensor, nn
 
 import quant
-from quant.metric import MetricError, MetricWarning
+from quant.metric import MetricError, MetricWarning, Score, score_of
 from quant.sensitivity import Sensitivity, measure
 from quant.variants import Calibrated
 
@@ -309,8 +311,12 @@ def run(evaluate: Any, data: Any = None) -> Sensitivity:
         (lambda model: [], "returned an empty list"),
         (lambda model: {"accuracy": 1.0}, "returned a dict"),
         (lambda model: float("nan"), "returned nan for the float model"),
+        (lambda model: [math.inf, -math.inf], "returned nan for the float model"),
+        (lambda model: (0.5, 0.9), "returned a tuple"),  # a loss and an accuracy have no mean
+        (lambda model: np.array(["good"]), "returned a ndarray"),
+        (lambda model: torch.tensor(1j), "returned a Tensor of torch.complex64"),
     ],
-    ids=["a text", "None", "nothing", "a dict", "NaN"],
+    ids=["a text", "None", "nothing", "a dict", "NaN", "infinities", "two metrics", "texts", "complex"],
 )
 def test_a_metric_that_is_no_number_is_an_error(evaluate: Any, message: str) -> None:
     with pytest.raises(MetricError, match=message):
@@ -336,6 +342,45 @@ def test_a_metric_that_differs_from_call_to_call_is_said_once() -> None:
     assert len(caught) == 1
     assert found.noise == pytest.approx(1e-3, rel=0.1)
     assert model is not None
+
+
+@pytest.mark.parametrize(
+    "samples",
+    [np.array([True, False]), [torch.tensor(1.0), torch.tensor(0)], [np.bool_(1), np.bool_(0)], [True, Fraction(0)]],
+    ids=["an array", "tensors", "booleans of numpy", "numbers of all kinds"],
+)
+def test_scores_of_samples_are_of_any_numbers(samples: Any) -> None:
+    assert score_of(samples, "test") == Score(0.5, (1.0, 0.0))
+
+
+def test_a_metric_of_another_model_than_its_argument_is_said() -> None:
+    model, data = built(Rows), rows()
+    evaluate = agreement(model, data)
+    with pytest.warns(MetricWarning, match="calls another model than its argument") as caught:
+        quant.sensitivity(model, data, lambda other: evaluate(model), progress=False)
+    assert caught[0].filename == __file__
+    assert not model._forward_hooks
+
+
+def test_masked_scores_and_outputs_without_reals() -> None:
+    model, data = built(Rows), rows()
+    masked = Calls(model, lambda y: y.masked_fill(torch.arange(4) > 2, -math.inf))
+    found = quant.sensitivity(masked, data, progress=False)
+    plain = quant.sensitivity(Calls(model, lambda y: y[:, :3]), data, progress=False)
+    assert found.sqnr == pytest.approx(plain.sqnr, abs=0.3)
+    assert found.kl == pytest.approx(plain.kl, rel=0.1)
+    assert math.isnan(quant.sensitivity(Calls(model, lambda y: y.argmax(1)), data, progress=False).sqnr)
+
+
+class Calls(nn.Module):
+    """A model, and a function of its outputs."""
+
+    def __init__(self, inner: nn.Module, function: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.inner, self.function = inner, function
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.function(self.inner(x))
 
 
 def test_a_metric_that_does_not_use_the_outputs_is_said() -> None:
