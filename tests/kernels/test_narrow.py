@@ -132,6 +132,26 @@ def test_a_write_to_scales_is_seen() -> None:
     assert torch.equal(after, before * 2.0)
 
 
+def test_scales_that_come_to_lie_where_others_did_are_seen() -> None:
+    """In the memory of scales that died, at the same version."""
+    q_weight, _ = drawn(64, 128, 4, 32)
+    x, backend, addresses = torch.randn(2, 128), dispatch.current(), set()
+    for _ in range(40):
+        scale = torch.rand(64, 4) + 0.1
+        addresses.add(scale.data_ptr())
+        expected = reference.linear_dynamic(x, q_weight, scale)
+        assert torch.equal(backend.linear_dynamic(x, q_weight, scale, None, None, 8, True, False), expected)
+    assert len(addresses) < 40
+
+
+def test_views_of_one_memory_are_other_scales() -> None:
+    q_weight, scale = drawn(64, 128, 4, 64, symmetric=False)
+    x, backend = torch.randn(2, 128), dispatch.current()
+    for one in (scale, scale.view(64, 4), scale.view(64, 4)[:, :2].contiguous()):
+        expected = reference.linear_dynamic(x, q_weight, one)
+        assert torch.equal(backend.linear_dynamic(x, q_weight, one, None, None, 8, True, False), expected)
+
+
 @pytest.mark.parametrize("mode", ["lstm", "gru", "rnn_tanh"])
 @pytest.mark.parametrize("size", [None, 32])
 @pytest.mark.parametrize("batch", [1, 3, 9])
