@@ -106,6 +106,26 @@ def check(q_weight: Tensor, scale: Tensor) -> None:
         )
 
 
+def check_numbers(q_weight: Tensor, scale: Tensor) -> None:
+    """Raise ValueError unless scales by group, which kernels take apart by their bits, are finite and not negative, and
+    zero points integers of the weight."""
+    if scale.dim() == 1 or torch.compiler.is_compiling():
+        return
+    by, top = groups_of(q_weight, scale), 2 ** q_weight.shape[1] - 1
+    wrong = torch.signbit(by.scale) | ~torch.isfinite(by.scale)
+    _refuse("scale", by.scale, wrong, "a finite number that is not negative")
+    wrong = ~((by.zero_point >= 0) & (by.zero_point <= top) & (by.zero_point == by.zero_point.floor()))
+    _refuse("zero point", by.zero_point, wrong, f"a whole number from 0 to {top}")
+
+
+def _refuse(name: str, values: Tensor, wrong: Tensor, expected: str) -> None:
+    if bool(wrong.any()):
+        output, group = wrong.nonzero()[0].tolist()
+        raise ValueError(
+            f"{name} of output {output}, group {group} is {float(values[output, group])}, expected {expected}"
+        )
+
+
 def pack(u: Tensor, bits: int) -> Tensor:
     """The integers u (N, K), each in [0, 2**bits), as stored: uint8 (N, bits, K / 8)."""
     rows, columns = u.shape
