@@ -18,7 +18,7 @@ Inputs count from the block's first:
     3 bits: vectors 0 and 1 have the two low bits of all inputs, as at 2 bits; byte j of vector 2 has the high bit of
             input 4s + j in its bit s.
 
-No `from __future__ import annotations`: torch.jit.script reads those of `dequantize`.
+No `from __future__ import annotations`: torch.jit.script reads those of `dequantize` and `dequantize_rows`.
 """
 
 from typing import NamedTuple
@@ -170,12 +170,13 @@ def unpack(q_weight: Tensor) -> Tensor:
     return _integers(torch.cat([full, left]), bits)
 
 
-def unpack_rows(q_weight: Tensor, rows: Tensor) -> Tensor:
+def unpack_rows(q_weight: Tensor, rows: Tensor, panel: int = PANEL) -> Tensor:
     """`unpack(q_weight)[rows]` without the other rows; int64 (count,) -> uint8 (count, K)."""
+    # `panel` is PANEL, an argument because torch.jit.script knows no global numbers.
     outputs, bits, eighth = q_weight.shape
-    vectors, whole = eighth * bits // 4, outputs // PANEL * PANEL
-    beside = torch.where(rows < whole, PANEL, outputs - whole)  # outputs of the panel
-    first = rows // PANEL * (PANEL * vectors * 4) + rows % PANEL * 4
+    vectors, whole = eighth * bits // 4, outputs // panel * panel
+    beside = torch.where(rows < whole, panel, outputs - whole)  # outputs of the panel
+    first = rows // panel * (panel * vectors * 4) + rows % panel * 4
     place = torch.arange(vectors, device=rows.device) * 4
     offsets = first[:, None, None] + place[None, :, None] * beside[:, None, None] + torch.arange(4, device=rows.device)
     return _integers(q_weight.reshape(-1)[offsets].reshape(-1, eighth // 4, bits, 4), bits)
@@ -216,8 +217,10 @@ def dequantize(q_weight: Tensor, scale: Tensor) -> Tensor:
 
 def dequantize_rows(q_weight: Tensor, scale: Tensor, rows: Tensor) -> Tensor:
     """`dequantize(q_weight, scale)[rows]` without the other rows; int64 (count,) -> float32 (count, K)."""
-    every = groups_of(q_weight, scale)
-    return _reals(unpack_rows(q_weight, rows), Groups(every.scale[rows], every.zero_point[rows]))
+    by_group = scale.unsqueeze(1) if scale.dim() == 1 else scale
+    # An index would take a negative row from the end; `embedding` raises, in exported graphs too.
+    own = torch.nn.functional.embedding(rows, by_group.flatten(1)).unflatten(1, by_group.shape[1:])
+    return _reals(unpack_rows(q_weight, rows), groups_of(q_weight, own))
 
 
 def _reals(u: Tensor, by: Groups) -> Tensor:
