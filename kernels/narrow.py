@@ -69,8 +69,9 @@ def group_size_of(q_weight: Tensor, scale: Tensor) -> int | None:
 
 def described(q_weight: Tensor, scale: Tensor) -> str:
     """A weight's form in errors and reports."""
-    if not is_narrow(q_weight):
-        return f"of bytes, {tuple(q_weight.shape)}"
+    if not is_narrow(q_weight) or q_weight.dim() != 3:
+        dtype = "bytes" if q_weight.dtype == torch.int8 else str(q_weight.dtype)
+        return f"of {dtype}, {tuple(q_weight.shape)}"
     bits, size = q_weight.shape[1], group_size_of(q_weight, scale)
     by = "a scale per output" if size is None else f"groups of {size}"
     zeros = " with zero points" if scale.dim() == 3 else ""

@@ -239,6 +239,26 @@ def test_a_state_dict_of_another_form_is_refused(saved: dict[str, Any], loaded: 
         model.load_state_dict(state)
 
 
+@pytest.mark.parametrize("settings", [{"weight_bits": 4}, {"weight_bits": 4, "group_size": 32}], ids=["rows", "groups"])
+def test_scales_of_another_dtype_are_loaded_as_float(settings: dict[str, Any]) -> None:
+    q, other = quantized("Linear", settings), quantized("Linear", settings, seed=1)
+    for dtype in (torch.float64, torch.float32):
+        other.load_state_dict({**q.state_dict(), "scale": q.scale.to(dtype)})
+        assert other.scale.dtype == torch.float32
+        assert torch.equal(other(X), q(X))
+
+
+@pytest.mark.parametrize(
+    "q_weight",
+    [torch.zeros(41, 64, dtype=torch.uint8), torch.full((41, 64), -128, dtype=torch.int8)],
+    ids=["unsigned bytes", "-128"],
+)
+def test_a_weight_that_no_version_stored_is_refused(q_weight: Tensor) -> None:
+    q = quantized("Linear", {"weight_bits": 4})
+    with pytest.raises(ValueError, match=r"q_weight is of 4 bits .*, in the state_dict of .*, \(41, 64\)"):
+        q.load_state_dict({**q.state_dict(), "q_weight": q_weight})
+
+
 @pytest.mark.parametrize(
     ("settings", "said"),
     [
