@@ -115,7 +115,7 @@ def _read(onnx: Any, graph: Any, version: int) -> OnnxFile:
     for one in graph.node:
         attributes = {each.name: _attribute(onnx, each) for each in one.attribute}
         name = one.name or next(iter(one.output), "")
-        if one.op_type == "Constant":
+        if one.op_type == "Constant" and one.output:
             constants[one.output[0]] = _constant(attributes, name)
         else:
             op = flattening.get(one.op_type, one.op_type)
@@ -144,6 +144,8 @@ def _attribute(onnx: Any, attribute: Any) -> Any:
 
 def _constant(attributes: Mapping[str, Any], name: str) -> Tensor:
     """What a Constant node gives."""
+    if len(attributes) != 1:
+        raise ValueError(f"node {name!r} (Constant) has {len(attributes)} attributes, expected its value")
     [(key, value)] = attributes.items()
     dtypes = {"value_float": torch.float32, "value_floats": torch.float32, "value_int": torch.int64,
               "value_ints": torch.int64}  # fmt: skip

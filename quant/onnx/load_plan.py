@@ -22,7 +22,7 @@ from quant.onnx.file import Node, OnnxFile
 from quant.onnx.load_ranks import Rank, rank_of_line, rank_of_step
 from quant.onnx.load_registry import ATTRIBUTES, OF_REALS
 from quant.onnx.load_stages import Operand, Stage, TorchStep, staged
-from quant.onnx.load_torch import MOST, TORCH, affordable
+from quant.onnx.load_torch import MOST, TORCH, affordable, shape_of_result
 from quant.onnx.load_values import (
     ChannelIntegers,
     ChannelRange,
@@ -154,7 +154,7 @@ class PlanWriter:
             return False
         inputs = [self.constant_named(name) for name in node.inputs]
         with _rules_of(node):
-            _check_sizes(functools.partial(TORCH[node.op].function, node.attributes), inputs)
+            affordable(shape_of_result(node.op, node.attributes, [one for one in inputs if one is not None]))
             results = TORCH[node.op].function(node.attributes, *inputs)
         tensors = results if isinstance(results, tuple) else (results,)
         self._computed += sum(one.numel() for one in tensors)
@@ -438,19 +438,6 @@ def _rules_of(node: Node) -> Iterator[None]:
     except (ArithmeticError, AssertionError, LookupError, MemoryError, RuntimeError, TypeError, ValueError) as error:
         reason = str(error) or "an input is left out"
         raise NotTranslated(f"{node} breaks the rules of its operator ({reason})") from error
-
-
-def _check_sizes(function: Callable[..., Any], inputs: Sequence[Tensor | None]) -> None:
-    """Raise ValueError where a result, as of constants that broadcast, is larger than a tensor may be.
-
-    What is computed by the values of its inputs has no shape without them, and checks its sizes itself.
-    """
-    try:
-        results = function(*(None if one is None else one.to("meta") for one in inputs))
-    except (ArithmeticError, LookupError, RuntimeError, TypeError, ValueError):
-        return  # the same call with values says what is wrong
-    for one in results if isinstance(results, tuple) else (results,):
-        affordable(one.shape)
 
 
 def _placed(value: Any, register: int) -> Any:

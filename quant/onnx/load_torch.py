@@ -16,6 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from quant.onnx.functions import IN_TORCH
+from quant.onnx.load_ranks import BROADCAST
 
 Attributes: TypeAlias = Mapping[str, Any]
 Dtypes: TypeAlias = Sequence[torch.dtype | None]
@@ -397,6 +398,26 @@ def affordable(shape: Sequence[int]) -> Sequence[int]:
     if math.prod(shape) > MOST:
         raise ValueError(f"asks for a tensor of {list(shape)}, expected at most {MOST} values")
     return shape
+
+
+def shape_of_result(op: str, attributes: Attributes, inputs: Sequence[Tensor]) -> Sequence[int]:
+    """Sizes that hold as many values as the result of an operator that can make much of little; () of another one.
+
+    Those that are told a size by a value check it themselves.
+    """
+    shapes = [one.shape for one in inputs]
+    if op in BROADCAST - {"MatMul"}:
+        return torch.broadcast_shapes(*shapes)
+    if op == "Concat":
+        return [sum(one.numel() for one in inputs)]
+    if op == "Gather":
+        axis = attributes.get("axis", 0)
+        return [*shapes[0][:axis], *shapes[1], *shapes[0][axis:][1:]]
+    if op in ("MatMul", "Gemm") and all(len(one) > 1 for one in shapes[:2]):
+        places = (-1 if attributes.get("transA") else -2), (-2 if attributes.get("transB") else -1)
+        sizes = [one[place] for one, place in zip(shapes, places, strict=False)]
+        return [*torch.broadcast_shapes(*(one[:-2] for one in shapes[:2])), *sizes]
+    return ()
 
 
 @computes("Pad")

@@ -13,11 +13,12 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from test_onnx_plan import MATRIX, WEIGHT, Written, images, rounded
 from torch import Tensor
 
 import quant
 from quant.onnx.load_plan import NotTranslated
+
+from .test_onnx_plan import MATRIX, WEIGHT, Written, images, rounded
 
 Write = Callable[[Written, str], str]
 
