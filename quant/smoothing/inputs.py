@@ -69,6 +69,10 @@ class Watch:
             return
         name, last = self.names[id(module)], self._last
         known = self._group_of.get(name)
+        if torch._C._functorch.peek_interpreter_stack() is not None:  # inside of vmap its values cannot be kept
+            if known is not None:
+                known.apart = True
+            return
         if last is not None and last[0] is x and last[1] == _version(x) and isinstance(module, nn.Linear):
             self._join(name, known, last[2])
             return

@@ -6,6 +6,7 @@ weight that fits it (`runtime/layers/scaled_linear.py`), so that nothing hangs o
 
 from __future__ import annotations
 
+import contextlib
 import glob
 import itertools
 from collections import Counter
@@ -18,7 +19,9 @@ from torch import Tensor, nn
 
 from quant.calibrate.batches import Caller, check_batches
 from quant.calibrate.driver import Forward
+from quant.capture.outer_objects import Outside
 from quant.capture.recorded_modules import evaluating
+from quant.capture.snapshot import Snapshot
 from quant.copying import copy_model
 from quant.leaves import base_layer
 from quant.recipe import QConfig, Recipe
@@ -160,10 +163,11 @@ def _layers(model: nn.Module, recipe: Recipe) -> Iterator[tuple[str, QConfig]]:
 
 
 def _seen(model: nn.Module, names: list[str], batches: list[Any] | First, forward: Forward | None) -> list[Seen]:
-    """The inputs of the layers for some batches, which leave no trace on model, data or torch's generators."""
-    probe, caller = copy_model(model), Caller(model)
-    with evaluating(probe), torch.random.fork_rng(devices=[]), watching(probe, names, len(batches)) as watch:
+    """The inputs of the layers for some batches, which leave no trace on model, data, generators or globals."""
+    probe = copy_model(model)
+    with evaluating(probe), _put_back(probe), watching(probe, names, len(batches)) as watch:
         try:
+            caller = Caller(model)
             for batch in batches:
                 if any(isinstance(leaf, Iterator) for leaf in leaves(batch)):
                     return []  # which can be read once, by calibration
@@ -175,11 +179,23 @@ def _seen(model: nn.Module, names: list[str], batches: list[Any] | First, forwar
                 probe(*args, **kwargs)
         except Exception:  # calibration meets it too, and says at which batch
             return []
-    groups = watch.groups()
-    for seen in groups:
-        if any(_is_written(model.get_submodule(name), probe.get_submodule(name)) for name in seen.layers):
-            seen.apart = True
-    return groups
+        for seen in watch.groups():
+            if any(_is_written(model.get_submodule(name), probe.get_submodule(name)) for name in seen.layers):
+                seen.apart = True
+    return watch.groups()
+
+
+@contextlib.contextmanager
+def _put_back(model: nn.Module) -> Iterator[None]:
+    """Restore what forwards change on a model and outside of it."""
+    outside = Outside()
+    for module in model.modules():
+        outside.enter(module, module.forward)
+    before = Snapshot(model, outside)
+    try:
+        yield
+    finally:
+        before.put_back()
 
 
 def _is_written(layer: nn.Module, probed: nn.Module) -> bool:
