@@ -347,10 +347,16 @@ class Recipe:
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Recipe:
         """The inverse of `to_dict`; an unknown field is an error that lists the known ones."""
+        if not isinstance(data, Mapping):
+            raise RecipeError(
+                f"Recipe: expected a dict with 'rules', 'default' and 'backend', got {type(data).__name__}"
+            )
         unknown = sorted(set(data) - {"rules", "default", "backend"})
         if unknown:
             raise RecipeError(f"Recipe: unknown fields {unknown}, expected some of ['backend', 'default', 'rules']")
         try:
+            if not all(isinstance(one, (list, tuple)) and len(one) == 2 for one in data.get("rules", ())):
+                raise TypeError
             pairs = [(str(pattern), _config(qconfig)) for pattern, qconfig in data.get("rules", ())]
             default = _config(data["default"]) if "default" in data else QConfig()
         except (TypeError, AttributeError) as error:

@@ -125,8 +125,8 @@ def _interrupted(work: Callable[[], object]) -> bool:
     return False
 
 
-def _check(max_drop: float, objective: str, max_evaluations: int) -> None:
-    if isinstance(max_drop, bool) or not isinstance(max_drop, numbers.Real) or not max_drop >= 0:
+def _check(max_drop: Any, objective: Any, max_evaluations: Any) -> None:
+    if isinstance(max_drop, bool) or not isinstance(max_drop, numbers.Real) or not float(max_drop) >= 0:
         raise ValueError(f"{VERB}: max_drop is {max_drop!r}, expected a number from 0 up, in the metric's unit")
     if objective not in (LATENCY, SIZE):
         raise ValueError(f"{VERB}: objective is {objective!r}, expected {LATENCY!r} or {SIZE!r}")

@@ -169,7 +169,8 @@ def _key(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bytes:
     for one in leaves((args, kwargs)):
         if isinstance(one, Tensor) and one.layout is torch.strided and not one.is_meta:
             values = one.detach().cpu().contiguous().view(-1)
-            check = zlib.crc32(values.view(torch.uint8).numpy() if len(values) else b"", check)
+            content: Any = values.view(torch.uint8).numpy() if len(values) else b""
+            check = zlib.crc32(content, check)
     return fingerprint((args, kwargs)) + check.to_bytes(4, "little")
 
 

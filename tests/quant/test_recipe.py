@@ -213,11 +213,14 @@ def test_a_recipe_goes_through_json() -> None:
     ("data", "message"),
     [
         ({"rule": []}, "unknown fields"),
+        (None, "expected a dict with 'rules'"),
+        ({"rules": [["a"]]}, "expected 'rules' as a list"),
+        ({"rules": {"ab": None}}, "expected 'rules' as a list"),
         ({"rules": [3]}, "expected 'rules' as a list"),
         ({"rules": [["a", 3]]}, "expected 'rules' as a list"),
         ({"rules": [["a", {"bits": 4}]]}, "unknown fields"),
     ],
-    ids=["a field", "no pair", "no settings", "a setting"],
+    ids=["a field", "nothing", "half a pair", "a dict", "no pair", "no settings", "a setting"],
 )
 def test_another_dictionary_is_no_recipe(data: dict[str, Any], message: str) -> None:
     with pytest.raises(RecipeError, match=message):
