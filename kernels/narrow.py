@@ -18,7 +18,7 @@ Inputs count from the block's first:
     3 bits: vectors 0 and 1 have the two low bits of all inputs, as at 2 bits; byte j of vector 2 has the high bit of
             input 4s + j in its bit s.
 
-No `from __future__ import annotations`: torch.jit.script reads those of `dequantize`.
+No `from __future__ import annotations`: torch.jit.script reads those of `dequantize` and `dequantize_rows`.
 """
 
 from typing import NamedTuple
@@ -69,8 +69,9 @@ def group_size_of(q_weight: Tensor, scale: Tensor) -> int | None:
 
 def described(q_weight: Tensor, scale: Tensor) -> str:
     """A weight's form in errors and reports."""
-    if not is_narrow(q_weight):
-        return f"of bytes, {tuple(q_weight.shape)}"
+    if not is_narrow(q_weight) or q_weight.dim() != 3:
+        dtype = "bytes" if q_weight.dtype == torch.int8 else str(q_weight.dtype)
+        return f"of {dtype}, {tuple(q_weight.shape)}"
     bits, size = q_weight.shape[1], group_size_of(q_weight, scale)
     by = "a scale per output" if size is None else f"groups of {size}"
     zeros = " with zero points" if scale.dim() == 3 else ""
@@ -103,6 +104,26 @@ def check(q_weight: Tensor, scale: Tensor) -> None:
         raise ValueError(
             f"scale has shape {tuple(scale.shape)}, expected ({outputs},), or ({outputs}, groups) with {counts} groups "
             "and no or 2 values a group"
+        )
+
+
+def check_numbers(q_weight: Tensor, scale: Tensor) -> None:
+    """Raise ValueError unless scales by group, which kernels take apart by their bits, are finite and not negative, and
+    zero points integers of the weight."""
+    if scale.dim() == 1 or torch.compiler.is_compiling():
+        return
+    by, top = groups_of(q_weight, scale), 2 ** q_weight.shape[1] - 1
+    wrong = torch.signbit(by.scale) | ~torch.isfinite(by.scale)
+    _refuse("scale", by.scale, wrong, "a finite number that is not negative")
+    wrong = ~((by.zero_point >= 0) & (by.zero_point <= top) & (by.zero_point == by.zero_point.floor()))
+    _refuse("zero point", by.zero_point, wrong, f"a whole number from 0 to {top}")
+
+
+def _refuse(name: str, values: Tensor, wrong: Tensor, expected: str) -> None:
+    if bool(wrong.any()):
+        output, group = wrong.nonzero()[0].tolist()
+        raise ValueError(
+            f"{name} of output {output}, group {group} is {float(values[output, group])}, expected {expected}"
         )
 
 
@@ -150,12 +171,13 @@ def unpack(q_weight: Tensor) -> Tensor:
     return _integers(torch.cat([full, left]), bits)
 
 
-def unpack_rows(q_weight: Tensor, rows: Tensor) -> Tensor:
+def unpack_rows(q_weight: Tensor, rows: Tensor, panel: int = PANEL) -> Tensor:
     """`unpack(q_weight)[rows]` without the other rows; int64 (count,) -> uint8 (count, K)."""
+    # `panel` is PANEL, an argument because torch.jit.script knows no global numbers.
     outputs, bits, eighth = q_weight.shape
-    vectors, whole = eighth * bits // 4, outputs // PANEL * PANEL
-    beside = torch.where(rows < whole, PANEL, outputs - whole)  # outputs of the panel
-    first = rows // PANEL * (PANEL * vectors * 4) + rows % PANEL * 4
+    vectors, whole = eighth * bits // 4, outputs // panel * panel
+    beside = torch.where(rows < whole, panel, outputs - whole)  # outputs of the panel
+    first = rows // panel * (panel * vectors * 4) + rows % panel * 4
     place = torch.arange(vectors, device=rows.device) * 4
     offsets = first[:, None, None] + place[None, :, None] * beside[:, None, None] + torch.arange(4, device=rows.device)
     return _integers(q_weight.reshape(-1)[offsets].reshape(-1, eighth // 4, bits, 4), bits)
@@ -196,8 +218,10 @@ def dequantize(q_weight: Tensor, scale: Tensor) -> Tensor:
 
 def dequantize_rows(q_weight: Tensor, scale: Tensor, rows: Tensor) -> Tensor:
     """`dequantize(q_weight, scale)[rows]` without the other rows; int64 (count,) -> float32 (count, K)."""
-    every = groups_of(q_weight, scale)
-    return _reals(unpack_rows(q_weight, rows), Groups(every.scale[rows], every.zero_point[rows]))
+    by_group = scale.unsqueeze(1) if scale.dim() == 1 else scale
+    # An index would take a negative row from the end; `embedding` raises, in exported graphs too.
+    own = torch.nn.functional.embedding(rows, by_group.flatten(1)).unflatten(1, by_group.shape[1:])
+    return _reals(unpack_rows(q_weight, rows), groups_of(q_weight, own))
 
 
 def _reals(u: Tensor, by: Groups) -> Tensor:

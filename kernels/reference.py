@@ -210,6 +210,7 @@ def linear_dynamic(
         raise TypeError(f"scale is {scale.dtype}, expected torch.float32")
     if narrow.is_narrow(q_weight):
         narrow.check(q_weight, scale)
+        narrow.check_numbers(q_weight, scale)
     if activation_bits not in (8, 16):
         raise ValueError(f"activation_bits is {activation_bits}, expected 8 or 16")
     rows = _rows(x)

@@ -28,6 +28,12 @@ class _Table(QuantModule):
         super().__init__()
         if qconfig.weight_bits not in TABLE_BITS:
             raise RecipeError(f"embedding tables have 8 or 4 bits, the recipe asks for {qconfig.weight_bits}")
+        if qconfig.group_size is not None:
+            rule = f"nn.{type(self).__name__}: QConfig(weight_bits={qconfig.weight_bits})"
+            raise RecipeError(
+                f"embedding tables have a scale per row, the recipe asks for group_size {qconfig.group_size}; give "
+                f"them a rule without it: Recipe({{{rule}}}, ...)"
+            )
         self.num_embeddings = module.num_embeddings
         self.embedding_dim = module.embedding_dim
         self.padding_idx = module.padding_idx
@@ -187,7 +193,6 @@ class TiedEmbedding(QuantModule):
         columns = self.columns
         return (values if columns is None else values * columns).to(self.dtype)
 
-    @torch.jit.unused
     def _narrow_rows(self, input: Tensor) -> Tensor:
         indices = input.reshape(-1).to(torch.int64)
         if indices.numel() and not torch.compiler.is_compiling():

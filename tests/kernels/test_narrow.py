@@ -132,6 +132,50 @@ def test_a_write_to_scales_is_seen() -> None:
     assert torch.equal(after, before * 2.0)
 
 
+def test_scales_that_come_to_lie_where_others_did_are_seen() -> None:
+    """In the memory of scales that died, at the same version."""
+    q_weight, _ = drawn(64, 128, 4, 32)
+    x, backend, addresses = torch.randn(2, 128), dispatch.current(), set()
+    for _ in range(40):
+        scale = torch.rand(64, 4) + 0.1
+        addresses.add(scale.data_ptr())
+        expected = reference.linear_dynamic(x, q_weight, scale)
+        assert torch.equal(backend.linear_dynamic(x, q_weight, scale, None, None, 8, True, False), expected)
+    assert len(addresses) < 40
+
+
+def test_views_of_one_memory_are_other_scales() -> None:
+    q_weight, scale = drawn(64, 128, 4, 64, symmetric=False)
+    x, backend = torch.randn(2, 128), dispatch.current()
+    for one in (scale, scale.view(64, 4), scale.view(64, 4)[:, :2].contiguous()):
+        expected = reference.linear_dynamic(x, q_weight, one)
+        assert torch.equal(backend.linear_dynamic(x, q_weight, one, None, None, 8, True, False), expected)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32])
+@pytest.mark.parametrize(
+    ("place", "value", "said"),
+    [
+        ((5, 1, 0), -1.0, "scale of output 5, group 1 is -1.*expected a finite number that is not negative"),
+        ((5, 1, 0), torch.nan, "scale of output 5, group 1 is nan"),
+        ((5, 1, 0), torch.inf, "scale of output 5, group 1 is (inf|nan)"),
+        ((5, 1, 1), 16.0, "zero point of output 5, group 1 is 16.*expected a whole number from 0 to 15"),
+        ((5, 1, 1), -1.0, "zero point of output 5, group 1 is -1"),
+        ((5, 1, 1), 3.5, "zero point of output 5, group 1 is 3.5"),
+        ((5, 1, 1), torch.nan, "zero point of output 5, group 1 is nan"),
+    ],
+)
+def test_numbers_that_are_no_scales_and_zero_points(
+    dtype: torch.dtype, place: tuple[int, int, int], value: float, said: str
+) -> None:
+    q_weight, scale = drawn(16, 64, 4, 32, symmetric=False)
+    scale = scale.to(dtype)
+    scale[place] = value
+    for run in (dispatch.current().linear_dynamic, reference.linear_dynamic):
+        with pytest.raises(ValueError, match=said):
+            run(torch.randn(2, 64), q_weight, scale, None, None, 8, True, False)
+
+
 @pytest.mark.parametrize("mode", ["lstm", "gru", "rnn_tanh"])
 @pytest.mark.parametrize("size", [None, 32])
 @pytest.mark.parametrize("batch", [1, 3, 9])

@@ -113,14 +113,28 @@ def test_round_trips(name: str, settings: dict[str, Any], tmp_path: Path) -> Non
     assert loaded.state_dict().keys() == q.state_dict().keys()
 
 
-@pytest.mark.parametrize("name", ["Linear", "LSTM", "GRU"])
-def test_scripted(name: str) -> None:
-    q, x = quantized(name, {"weight_bits": 4, "group_size": 32}), MODELS[name][1]
+@pytest.mark.parametrize("settings", [{"weight_bits": 4}, {"weight_bits": 4, "group_size": 32}], ids=["rows", "groups"])
+@pytest.mark.parametrize("name", ["Linear", "LSTM", "GRU", "Tied"])
+def test_scripted(name: str, settings: dict[str, Any]) -> None:
+    q, x = quantized(name, settings), MODELS[name][1]
     scripted, file = torch.jit.script(q), io.BytesIO()
     assert torch.equal(scripted(x), q(x))
     torch.jit.save(scripted, file)
     file.seek(0)
     assert torch.equal(torch.jit.load(file)(x), q(x))
+
+
+@pytest.mark.parametrize("index", [-1, 41])
+def test_a_tied_table_has_no_rows_outside_it(index: int) -> None:
+    q, tokens = quantized("Tied", {"weight_bits": 4, "group_size": 32}), MODELS["Tied"][1]
+    exported, outside = torch.export.export(q, (tokens,)).module(), tokens.clone()
+    outside[0, 1] = index
+    with pytest.raises(
+        IndexError, match=rf"layer 'embed' \(TiedEmbedding\): index {index} is outside the table of 41 rows"
+    ):
+        q(outside)
+    with pytest.raises(IndexError, match="index out of range"):
+        exported(outside)
 
 
 @EACH
@@ -166,7 +180,8 @@ def test_sizes_that_the_summary_says(tmp_path: Path) -> None:
     inputs = {"Embedding": torch.tensor([1, 2])}
     for name, model in models.items():
         x = inputs.get(name, torch.randn(2, 1, 1024 if name == "Linear" else 512))
-        q = quant.quantize_dynamic(model, quant.Recipe(default=quant.QConfig(weight_bits=4, group_size=64)))
+        size = None if name == "Embedding" else 64
+        q = quant.quantize_dynamic(model, quant.Recipe(default=quant.QConfig(weight_bits=4, group_size=size)))
         q(x)
         [entry] = quant.summary(q)
         assert entry.bytes_after <= goal * entry.bytes_before, name
@@ -224,6 +239,26 @@ def test_a_state_dict_of_another_form_is_refused(saved: dict[str, Any], loaded: 
         model.load_state_dict(state)
 
 
+@pytest.mark.parametrize("settings", [{"weight_bits": 4}, {"weight_bits": 4, "group_size": 32}], ids=["rows", "groups"])
+def test_scales_of_another_dtype_are_loaded_as_float(settings: dict[str, Any]) -> None:
+    q, other = quantized("Linear", settings), quantized("Linear", settings, seed=1)
+    for dtype in (torch.float64, torch.float32):
+        other.load_state_dict({**q.state_dict(), "scale": q.scale.to(dtype)})
+        assert other.scale.dtype == torch.float32
+        assert torch.equal(other(X), q(X))
+
+
+@pytest.mark.parametrize(
+    "q_weight",
+    [torch.zeros(41, 64, dtype=torch.uint8), torch.full((41, 64), -128, dtype=torch.int8)],
+    ids=["unsigned bytes", "-128"],
+)
+def test_a_weight_that_no_version_stored_is_refused(q_weight: Tensor) -> None:
+    q = quantized("Linear", {"weight_bits": 4})
+    with pytest.raises(ValueError, match=r"q_weight is of 4 bits .*, in the state_dict of .*, \(41, 64\)"):
+        q.load_state_dict({**q.state_dict(), "q_weight": q_weight})
+
+
 @pytest.mark.parametrize(
     ("settings", "said"),
     [
@@ -250,6 +285,16 @@ def test_groups_that_do_not_divide(model: nn.Module, said: str) -> None:
     recipe = quant.Recipe(default=quant.QConfig(weight_bits=4, group_size=64))
     with pytest.raises(quant.recipe.RecipeError, match=said):
         quant.quantize_dynamic(nn.Sequential(model), recipe)
+
+
+@pytest.mark.parametrize("table", [nn.Embedding(9, 64), nn.EmbeddingBag(9, 64)])
+def test_a_table_has_no_groups(table: nn.Module) -> None:
+    recipe = quant.Recipe(default=quant.QConfig(weight_bits=4, group_size=32))
+    said = (
+        rf"layer '0' .*a scale per row, .*group_size 32.*Recipe\(\{{nn\.{type(table).__name__}: QConfig\(weight_bits=4"
+    )
+    with pytest.raises(quant.recipe.RecipeError, match=said):
+        quant.quantize_dynamic(nn.Sequential(table), recipe)
 
 
 def test_the_runner_gets_bytes_and_refuses_groups(tmp_path: Path) -> None:

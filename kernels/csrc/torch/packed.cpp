@@ -29,10 +29,15 @@ struct Key {
   // Two views of one weight may differ in nothing but these: a square matrix and its transpose.
   // Not vectors, whose memory would cost a small layer 0.1 us a call.
   c10::DimVector sizes, strides;
-  const void* scales = nullptr;  // of a narrow weight, which are packed too
+  // Of a narrow weight, whose scales by group are packed too: two views of their memory may differ in size and dtype alone.
+  const c10::StorageImpl* scale_storage = nullptr;
+  const void* scales = nullptr;
+  c10::DimVector scale_sizes;
+  at::ScalarType scale_type = at::kFloat;
   bool operator==(const Key& other) const {
     return storage == other.storage && data == other.data && form == other.form && n == other.n && k == other.k &&
-           sizes == other.sizes && strides == other.strides && scales == other.scales;
+           sizes == other.sizes && strides == other.strides && scale_storage == other.scale_storage &&
+           scales == other.scales && scale_sizes == other.scale_sizes && scale_type == other.scale_type;
   }
 };
 
@@ -40,10 +45,16 @@ struct KeyHash {
   size_t operator()(const Key& key) const { return c10::get_hash(key.data, key.form, key.n, key.k); }
 };
 
+// Writes to a tensor, and to its scales.
+struct Versions {
+  uint32_t weight, scales;
+  bool operator==(const Versions&) const = default;
+};
+
 struct Entry {
   // A weak reference keeps the StorageImpl's address from being reused, so the key cannot come to mean another storage.
-  c10::weak_intrusive_ptr<c10::StorageImpl> storage;
-  uint32_t version;
+  c10::weak_intrusive_ptr<c10::StorageImpl> storage, scales;  // the latter the weight's again where no scales are packed
+  Versions versions;
   std::shared_ptr<const void> packed;  // as the key's form says
   int64_t bytes;                       // of `packed`
 };
@@ -60,7 +71,9 @@ Cache& cache() {
 
 // Drops the entries of storages that have died; the caller holds the lock.
 void forget_dead(Cache& known) {
-  std::erase_if(known.entries, [](const auto& entry) { return entry.second.storage.expired(); });
+  std::erase_if(known.entries, [](const auto& entry) {
+    return entry.second.storage.expired() || entry.second.scales.expired();
+  });
 }
 
 // Whether a packed weight was made of what lies in a tensor's memory: of all of it, or of a group of a convolution.
@@ -83,21 +96,25 @@ template <class Packed, class Pack>
 std::shared_ptr<const Packed> find_or_make(const at::Tensor& owner, const void* data, int64_t n, int64_t k,
                                            const void* form, Pack pack, const at::Tensor& scales = {}) {
   const c10::Storage& storage = owner.storage();
-  const Key key{storage.unsafeGetStorageImpl(), data, form, n, k, c10::DimVector(owner.sizes()),
-                c10::DimVector(owner.strides()), scales.defined() ? scales.const_data_ptr() : nullptr};
-  // A write to either moves the sum, which two writes bring back after 2**16 of one alone.
-  const uint32_t version = version_of(owner) + (scales.defined() ? version_of(scales) << 16 : 0);
+  const bool scaled = scales.defined();
+  Key key{storage.unsafeGetStorageImpl(), data, form, n, k, c10::DimVector(owner.sizes()), c10::DimVector(owner.strides())};
+  if (scaled) {
+    key.scale_storage = scales.storage().unsafeGetStorageImpl(), key.scales = scales.const_data_ptr();
+    key.scale_sizes = scales.sizes(), key.scale_type = scales.scalar_type();
+  }
+  const Versions versions{version_of(owner), scaled ? version_of(scales) : 0};
   Cache& known = cache();
   {
     std::shared_lock lock(known.mutex);
     const auto found = known.entries.find(key);
-    if (found != known.entries.end() && found->second.version == version)
+    if (found != known.entries.end() && found->second.versions == versions)
       return std::static_pointer_cast<const Packed>(found->second.packed);
   }
   std::shared_ptr<const Packed> made = pack();
   std::unique_lock lock(known.mutex);
   forget_dead(known);
-  known.entries.insert_or_assign(key, Entry{storage.getWeakStorageImpl(), version, made, made->bytes()});
+  const c10::Storage& of_scales = scaled ? scales.storage() : storage;
+  known.entries.insert_or_assign(key, Entry{storage.getWeakStorageImpl(), of_scales.getWeakStorageImpl(), versions, made, made->bytes()});
   return made;
 }
 

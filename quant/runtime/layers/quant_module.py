@@ -40,8 +40,12 @@ class QuantModule(nn.Module):
 
     def can_plan(self) -> bool:
         """Whether it has an operation in a plan now; one of a narrow weight has none."""
-        narrow_weights = (one for name, one in self._buffers.items() if name.startswith("q_weight") and one is not None)
-        return self.planned is not None and not any(map(narrow.is_narrow, narrow_weights))
+        return self.planned is not None and not self.has_narrow_weight()
+
+    def has_narrow_weight(self) -> bool:
+        """Whether a weight of its own is stored in fewer than 8 bits."""
+        weights = (one for name, one in self._buffers.items() if name.startswith("q_weight") and one is not None)
+        return any(map(narrow.is_narrow, weights))
 
     kept_in_files: ClassVar[tuple[str, ...]] = ()
     layer_name: str
@@ -97,7 +101,8 @@ class QuantModule(nn.Module):
             return
         if loaded.dtype == torch.int8 and loaded.dim() == 2 and own_scale.dim() == 1:
             middle = 2 ** (own.shape[1] - 1)
-            if loaded.shape == (own.shape[0], narrow.columns_of(own)) and int(loaded.abs().max()) < middle:
+            fits = loaded.shape == (own.shape[0], narrow.columns_of(own))
+            if fits and bool(((loaded > -middle) & (loaded < middle)).all()):
                 state_dict[prefix + name] = loaded = narrow.pack(loaded + middle, own.shape[1])
         if loaded.shape != own.shape or loaded_scale.shape != own_scale.shape:
             raise ValueError(
@@ -106,7 +111,9 @@ class QuantModule(nn.Module):
                 "quantise the model by the recipe that the state_dict was made with, or load a file of quant.save, "
                 "which says it, by quant.load"
             )
-        self._buffers[scale] = own_scale.to(loaded_scale.dtype)
+        if own_scale.dim() > 1:
+            half = loaded_scale.dtype == torch.float16
+            self._buffers[scale] = own_scale.to(torch.float16 if half else torch.float32)
 
     def _named(self, error: Exception) -> Exception:
         """The error with the layer's name in front of its message."""

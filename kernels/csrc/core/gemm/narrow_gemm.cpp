@@ -1,8 +1,10 @@
 #include "core/gemm/narrow_gemm.h"
 
 #include <algorithm>
+#include <cmath>
 #include <cstring>
 #include <stdexcept>
+#include <string>
 #include <vector>
 
 #include "core/gemm/native_narrow.h"
@@ -44,11 +46,25 @@ std::vector<uint8_t> filled_tail(const NarrowSource& source) {
   return tail;
 }
 
+// NaN for infinity too, which no scale is.
 float real_of_half(uint16_t half) {
+  if ((half & 0x7c00) == 0x7c00) return NAN;
   float real;
   const uint32_t bits = static_cast<uint32_t>(half & 0x7fff) << 13;
   std::memcpy(&real, &bits, sizeof real);
   return (half & 0x8000 ? -real : real) * 0x1p112f;
+}
+
+// Kernels take a half's bits apart as those of a finite number without a sign, and a zero point as a byte.
+void check(float scale, float zero_point, int bits, int64_t output, int64_t group) {
+  const auto refuse = [&](const char* name, float value, const std::string& expected) {
+    throw std::invalid_argument(std::string(name) + " of output " + std::to_string(output) + ", group " + std::to_string(group) +
+                                " is " + std::to_string(value) + ", expected " + expected);
+  };
+  if (std::signbit(scale) || !std::isfinite(scale)) refuse("scale", scale, "a finite number that is not negative");
+  const float top = static_cast<float>((1 << bits) - 1);
+  if (!(zero_point >= 0.0f && zero_point <= top && zero_point == std::floor(zero_point)))
+    refuse("zero point", zero_point, "a whole number from 0 to " + std::to_string((1 << bits) - 1));
 }
 
 // Activations of a call less 128, and the sums of their groups.
@@ -142,18 +158,19 @@ class NarrowGroups final : public GroupedGemm {
   // One scale, to its place among those of the panel, and its part of the row's reals.
   void take(const NarrowSource& source, int64_t output, int64_t g, int64_t place) {
     const int64_t group = k() / source.groups, index = (output * source.groups + g) * (source.zero_points ? 2 : 1);
-    int zero_point = 1 << (source.bits - 1);
-    float scale;
+    float scale, real_zero_point = static_cast<float>(1 << (source.bits - 1));
     if (source.half_scales) {
       const auto* const halves = static_cast<const uint16_t*>(source.scales) + index;
       halves_[place] = halves[0];
       scale = real_of_half(halves[0]);
-      if (source.zero_points) zero_point = static_cast<int>(real_of_half(halves[1]));
+      if (source.zero_points) real_zero_point = real_of_half(halves[1]);
     } else {
       const auto* const floats = static_cast<const float*>(source.scales) + index;
       floats_[place] = scale = floats[0];
-      if (source.zero_points) zero_point = static_cast<int>(floats[1]);
+      if (source.zero_points) real_zero_point = floats[1];
     }
+    check(scale, real_zero_point, source.bits, output, g);
+    const int zero_point = static_cast<int>(real_zero_point);
     if (source.zero_points) zero_points_[place] = static_cast<uint8_t>(zero_point);
     int32_t sum = 0;
     for (int64_t i = 0; i < group; ++i) sum += stored(source, output, g * group + i) - zero_point;
