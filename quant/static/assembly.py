@@ -271,8 +271,8 @@ def _input_and_rest(node: Node) -> tuple[Node, Node]:
     """A recurrent layer's call with its input alone, which may be given by name, and with its other arguments."""
     if node.args:
         return replace(node, args=node.args[:1], kwargs={}), replace(node, args=node.args[1:])
-    others = {name: value for name, value in node.kwargs.items() if name != "input"}
-    return replace(node, args=(node.kwargs["input"],), kwargs={}), replace(node, kwargs=others)
+    others = dict(node.kwargs)
+    return replace(node, args=(others.pop("input"),), kwargs={}), replace(node, kwargs=others)
 
 
 def _with_values(node: Node, ids: dict[int, int]) -> tuple[Any, ...]:
