@@ -133,6 +133,8 @@ def adaptive_avg_pool(
     q: Tensor, zero_point: int, size: Sequence[int | None], multiplier: float, output_zero_point: int
 ) -> Tensor:
     """The mean of windows that tile the input into `size` outputs, times s_x / s_y, rounded half to even."""
+    if 0 in q.shape[-len(size) :]:  # NaN, which no integer is
+        raise ValueError("its input is empty")
     pool: Callable[..., Tensor] = {1: F.adaptive_avg_pool1d, 2: F.adaptive_avg_pool2d, 3: F.adaptive_avg_pool3d}[
         len(size)
     ]
@@ -150,6 +152,8 @@ def mean(
     q: Tensor, zero_point: int, dim: Sequence[int], keepdim: bool, multiplier: float, output_zero_point: int
 ) -> Tensor:
     """The mean over dimensions, times s_x / s_y, rounded half to even."""
+    if any(q.shape[one] == 0 for one in dim):
+        raise ValueError("its mean is over 0 values")
     return _rescaled(_exact(q, zero_point).mean(list(dim), keepdim=keepdim), multiplier, output_zero_point)
 
 

@@ -95,7 +95,11 @@ def round_by_data(
                 name = one.names[0]
                 if one in fresh and moments[id(one)].rows:
                     kept.done[name] = _rounded(one, moments[id(one)], method)
-                _take(one, weights[id(one)], *kept.done.get(name, (None, [])))
+                if name in kept.done:
+                    _take(one, weights[id(one)], *kept.done[name])
+                else:
+                    why = "no finite values came to it" if moments[id(one)].calls else "the batches do not call it"
+                    one.rounding = f"rounded to nearest: {why}"
                 bar.update()
             if fresh:
                 kept.write()
@@ -115,14 +119,17 @@ def _weight(module: nn.Module) -> Tensor:
 
 
 class _Seen:
-    """The second moments of what a layer reads."""
+    """The second moments of what a layer reads, in `rows` finite rows of some `calls`."""
 
     def __init__(self) -> None:
-        self.rows = 0
+        self.rows = self.calls = 0
         self.total: Tensor | None = None
 
-    def __call__(self, module: nn.Module, args: tuple[Any, ...]) -> None:
-        rows = args[0].detach().to(torch.float32).reshape(-1, args[0].shape[-1])
+    def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """A hook before the layer's forward."""
+        x = next(iter((*args, *kwargs.values())))
+        rows = x.detach().to(torch.float32).reshape(-1, x.shape[-1])
+        self.calls += 1
         sound = torch.isfinite(rows).all(1)
         rows = rows if bool(sound.all()) else rows[sound]
         product = (rows.t() @ rows).double()
@@ -137,7 +144,7 @@ class _Seen:
 
 def _moments(model: nn.Module, group: Sequence[Decision], batches: Sequence[Any], run: Forward) -> dict[int, _Seen]:
     seen = {id(one): _Seen() for one in group}
-    hooks = [one.module.register_forward_pre_hook(seen[id(one)]) for one in group]
+    hooks = [one.module.register_forward_pre_hook(seen[id(one)], with_kwargs=True) for one in group]
     try:
         for index, batch in enumerate(batches):
             try:
@@ -192,11 +199,8 @@ def _in_groups(
     return (QWeight(q_weight, stored, None), [nearest, error]) if error < nearest else (before, [nearest, nearest])
 
 
-def _take(one: Decision, weight: Tensor, q: QWeight | None, errors: list[float]) -> None:
+def _take(one: Decision, weight: Tensor, q: QWeight, errors: list[float]) -> None:
     """Give a layer its integers, and its float module the weight that they stand for."""
-    if q is None:
-        one.rounding = "rounded to nearest: the batches do not call it"
-        return
     layer = one.replacement
     assert isinstance(layer, Linear)
     layer.q_weight.copy_(q.q_weight)

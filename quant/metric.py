@@ -6,12 +6,13 @@ float model scores better than one whose outputs are all zero.
 
 from __future__ import annotations
 
+import copy
 import math
 import numbers
 import time
 import warnings
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -98,11 +99,10 @@ class Metric:
 
     def _check_direction(self, model: nn.Module, score: Score) -> None:
         try:
-            with _constant(model):
-                constant = self(model).value
+            constant = self(_constant(model)).value
         except Exception:  # a metric may refuse such outputs, and need not be able to score them
             return
-        if constant > score.value:
+        if constant > score.value + self.noise:
             raise MetricError(
                 f"{self.verb}: evaluate gives the float model {score.value:.6g} and a model whose outputs are all zero "
                 f"{constant:.6g}: more must be better; of a loss or an error rate return its negative"
@@ -110,11 +110,12 @@ class Metric:
         if constant == score.value:
             self._warn(
                 f"evaluate gives the float model and a model whose outputs are all zero the same, {constant:.6g}: it "
-                "does not use what model(...) returns"
+                "does not use what model(...) returns, or calls another model than its argument",
+                deeper=1,
             )
 
-    def _warn(self, text: str) -> None:
-        warnings.warn(f"{self.verb}: {text}", MetricWarning, stacklevel=5)
+    def _warn(self, text: str, deeper: int = 0) -> None:
+        warnings.warn(f"{self.verb}: {text}", MetricWarning, stacklevel=5 + deeper)
 
 
 def score_of(result: Any, verb: str) -> Score:
@@ -123,23 +124,33 @@ def score_of(result: Any, verb: str) -> Score:
     Raises:
         MetricError: it is neither a number nor numbers.
     """
-    if isinstance(result, (Tensor, np.ndarray, np.generic)):
-        numbers_in = torch.as_tensor(result).detach().cpu().double()
-        if numbers_in.numel() and numbers_in.dim():
-            return _of_samples(tuple(numbers_in.flatten().tolist()))
-        result = numbers_in.item() if numbers_in.numel() else []
-    if isinstance(result, (int, float)) and not isinstance(result, bool):
+    if isinstance(result, (np.ndarray, np.generic)) and result.dtype.kind in "biuf":
+        result = torch.as_tensor(result)
+    if isinstance(result, list) and result and all(map(_is_number, result)):
+        result = torch.tensor([float(one) for one in result], dtype=torch.float64)
+    if isinstance(result, Tensor) and not result.is_complex() and result.numel():
+        values = result.detach().cpu().double()
+        if values.dim():
+            return _of_samples(tuple(values.flatten().tolist()))
+        if result.dtype is not torch.bool:
+            return Score(values.item())
+    elif _is_number(result) and not isinstance(result, bool):
         return Score(float(result))
-    if isinstance(result, Sequence) and result and all(isinstance(one, numbers.Real) for one in result):
-        return _of_samples(tuple(float(one) for one in result))
     raise MetricError(
         f"{verb}: evaluate returned {_said(result)}, expected a number, or a score for each sample, of which more is "
         "better"
     )
 
 
+def _is_number(value: Any) -> bool:
+    if isinstance(value, Tensor):
+        return value.dim() == 0 and not value.is_complex()
+    return isinstance(value, (numbers.Real, np.bool_))
+
+
 def _of_samples(samples: tuple[float, ...]) -> Score:
-    return Score(math.fsum(samples) / len(samples), samples)
+    finite = all(map(math.isfinite, samples))  # fsum raises for inf and -inf together
+    return Score(math.fsum(samples) / len(samples) if finite else math.nan, samples)
 
 
 def _said(result: Any) -> str:
@@ -147,18 +158,19 @@ def _said(result: Any) -> str:
         return "None"
     if isinstance(result, Sequence) and not result:
         return f"an empty {type(result).__name__}"
+    if isinstance(result, (Tensor, np.ndarray)):
+        return f"a {type(result).__name__} of {result.dtype}"
     return f"a {type(result).__name__}"
 
 
-@contextmanager
-def _constant(model: nn.Module) -> Iterator[None]:
-    """Let a model return zeros."""
+def _constant(model: nn.Module) -> nn.Module:
+    """The model as one that returns zeros; the model itself, which a metric may hold, does not."""
 
     def zeros(module: nn.Module, args: Any, output: Any) -> Any:
         return map_leaves(lambda leaf: torch.zeros_like(leaf) if isinstance(leaf, Tensor) else leaf, output)
 
-    handle = model.register_forward_hook(zeros)
-    try:
-        yield
-    finally:
-        handle.remove()
+    constant = copy.copy(model)
+    for name in ("_forward_hooks", "_forward_hooks_with_kwargs", "_forward_hooks_always_called"):
+        constant.__dict__[name] = OrderedDict(model.__dict__[name])  # a shallow copy has the model's own
+    constant.register_forward_hook(zeros)
+    return constant

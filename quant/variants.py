@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import glob
+import hashlib
 import itertools
 import warnings
 from collections.abc import Iterable, Iterator, Mapping
@@ -19,9 +20,10 @@ import torch
 from torch import nn
 
 from quant.calibrate import CalibrationWarning, DataError, run
-from quant.calibrate.batches import Caller, check_batches, describe
+from quant.calibrate.batches import Caller, check_batches, describe, fingerprint
 from quant.calibrate.checkpoint import observers_of
 from quant.convert import convert
+from quant.copying import copy_model
 from quant.forward_state import keeping_children
 from quant.fusion.fuse import fuse
 from quant.fusion.fused_graph import FusedGraph, Slot
@@ -30,6 +32,7 @@ from quant.observers import Observer
 from quant.ops.step import Step
 from quant.prepare import prepare, slot_observer
 from quant.recipe import QConfig, Recipe
+from quant.runtime.arguments import copied
 from quant.runtime.names import full_name
 from quant.runtime.programs import RESERVED
 from quant.smoothing.smooth import smoothed_model, some_batches
@@ -70,7 +73,8 @@ class Calibrated:
     """A float model, prepared and calibrated once, to be converted by any recipe.
 
     Attributes:
-        model: the float model, in eval mode while it is run here.
+        model: the float model, which is not run here.
+        probe: a copy to run, in eval mode: a forward may write into buffers.
         prepared: the calibrated copy.
         own_recipe: as given.
         recipe: with 16-bit activations where `quantize_static` gives them by itself (`quant/smoothing/`).
@@ -91,9 +95,12 @@ class Calibrated:
         progress: bool = True,
     ) -> None:
         check_batches(data, verb)
-        self.model, self.own_recipe = model, recipe or Recipe()
+        if limit is not None and limit < 1:
+            raise ValueError(f"{verb}: limit is {limit}, expected at least 1 batch, or None")
+        self.model, self.probe, self.own_recipe = model, copy_model(model), recipe or Recipe()
         some, data = some_batches(data, limit)
-        batches = itertools.islice(data, limit)
+        self._data = hashlib.sha256()
+        batches = map(self._noted, itertools.islice(data, limit))
         self.kept = list(itertools.islice(batches, KEPT))
         self._check(verb)
         caller = Caller(model)
@@ -108,6 +115,15 @@ class Calibrated:
                 run(self.prepared, itertools.chain(self.kept, batches), progress=progress)
         self.layers = {layer.name: self._named(layer) for layer in layers_of(self.prepared)}
 
+    @property
+    def data(self) -> str:
+        """A hash of all batches that were taken."""
+        return self._data.hexdigest()
+
+    def _noted(self, batch: Any) -> Any:
+        self._data.update(fingerprint(batch))
+        return batch
+
     def _named(self, layer: Layer) -> Layer:
         """A layer with its class in the user's model."""
         return replace(layer, kind=type(self.model.get_submodule(layer.name)).__name__)
@@ -121,12 +137,12 @@ class Calibrated:
                 f"{verb}: data has a single batch, {describe(self.kept[0])}: ranges follow these samples alone; some "
                 "hundred samples in several batches are better",
                 CalibrationWarning,
-                stacklevel=4,
+                stacklevel=5,
             )
-        with torch.no_grad(), evaluating(self.model):
+        with torch.no_grad(), evaluating(self.probe):
             try:
-                args, kwargs = Caller(self.model).arguments(self.kept[0])
-                self.model(*args, **kwargs)
+                args, kwargs = copied(Caller(self.model).arguments(self.kept[0]))
+                self.probe(*args, **kwargs)
             except Exception as error:
                 raise DataError(
                     f"{verb}: the model fails on the first batch, {describe(self.kept[0])}: {type(error).__name__}: "

@@ -227,7 +227,7 @@ def _with_static(model: nn.Module, source: _Source, example_inputs: Any, example
 def _with_scaled_layers(part: nn.Module, names: Sequence[str]) -> nn.Module:
     """A float part with scaled linear layers where the file has some; their numbers are loaded later."""
     for name in names:
-        if not isinstance(_submodule(part, name), nn.Linear):
+        if type(_submodule(part, name)) is not nn.Linear:
             raise ArtefactError(
                 f"the file scales the input of {name!r}, which is a {type(_submodule(part, name)).__name__}"
             )

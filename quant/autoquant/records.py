@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import platform
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,7 @@ from quant.calibrate.batches import fingerprint, sample_bytes
 from quant.export.whole_files import replace_file
 from quant.recipe import Recipe
 
-VERSION = "1"
+VERSION = "2"
 """Of the file, and of what its measurements mean."""
 
 
@@ -50,6 +50,10 @@ class Records:
             self._write()
         return known[name]
 
+    def known(self, kind: str, name: str) -> Any:
+        """What was measured; None where it was not."""
+        return self._values.get(kind, {}).get(name)
+
     def names(self, *kinds: str) -> list[str]:
         """The names of what was measured in all of these kinds, sorted."""
         return sorted(set.intersection(*(set(self._values.get(kind, {})) for kind in kinds)))
@@ -60,17 +64,30 @@ class Records:
             replace_file(self.path, (json.dumps(data) + "\n").encode(), "quant.autoquant: checkpoint")
 
 
-def identity(model: nn.Module, batches: Iterable[Any], recipe: Recipe, example: Any) -> dict[str, str]:
-    """What measurements belong to: equal where they can be taken over."""
-    weights = hashlib.sha256()
+def weights_of(model: nn.Module) -> str:
+    """A hash of a model's weights, its classes, and the settings of torch's own."""
+    seen = hashlib.sha256()
+    for name, module in model.named_modules():
+        own = module.extra_repr() if type(module).__module__.startswith("torch.") else ""
+        seen.update(f"{name} {type(module).__qualname__} {own}".encode())
     for name, tensor in (*model.named_parameters(), *model.named_buffers()):
-        weights.update(f"{name} {tensor.dtype} {list(tensor.shape)}".encode())
-        weights.update(sample_bytes(tensor))
-    data = hashlib.sha256(b"".join(map(fingerprint, batches)))
+        seen.update(f"{name} {tensor.dtype} {list(tensor.shape)}".encode())
+        seen.update(sample_bytes(tensor))
+    return seen.hexdigest()
+
+
+def identity(weights: str, data: str, recipe: Recipe, example: Any) -> dict[str, str]:
+    """What measurements belong to: equal where they can be taken over.
+
+    Args:
+        weights: by `weights_of`, before a forward changed any.
+        data: a hash of all batches.
+    """
     return {
         "version of the file": VERSION,
-        "weights": weights.hexdigest(),
-        "data": data.hexdigest(),
+        "version of torch": torch.__version__,
+        "weights": weights,
+        "data": data,
         "example": fingerprint(example).hex(),
         "recipe": repr(recipe),
         "machine": f"{platform.machine()} {torch.backends.cpu.get_cpu_capability()}",
@@ -83,7 +100,7 @@ def _read(path: Path, expected: Mapping[str, str]) -> dict[str, dict[str, Any]]:
     try:
         data = json.loads(path.read_text(encoding="utf-8"))
         known, values = data["identity"], data["measured"]
-        parts = [values, *values.values()]
+        parts = [values, *values.values(), *values.get("scores", {}).values()]
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise CheckpointError(f"{path} is no checkpoint of quant.autoquant ({error}); {remedy}") from error
     if not all(isinstance(one, dict) for one in (known, *parts)):

@@ -15,6 +15,7 @@ from quant.autoquant.candidates import Form
 from quant.autoquant.trials import Trial
 from quant.page.scales import Point, drawn_points
 from quant.recipe import Recipe
+from quant.sensitivity.result import finite
 
 
 @dataclass(frozen=True)
@@ -78,10 +79,12 @@ class Autoquantized:
     def to_dict(self) -> dict[str, Any]:
         """A JSON-ready dictionary: the recipe, the numbers, the reasons and every trial.
 
+        Numbers that are not finite, as the metric of a model where that is no number, are None.
+
         Raises:
             RecipeError: the recipe that the search was given has a rule by a class or a function.
         """
-        return {
+        data = {
             "form": self.form,
             "recipe": None if self.recipe is None else self.recipe.to_dict(),
             "metric": self.metric,
@@ -100,6 +103,7 @@ class Autoquantized:
             "interrupted": self.interrupted,
             "trials": [_trial(one) for one in self.trials],
         }
+        return {name: finite(value) for name, value in data.items()}
 
     def to_json(self, path: str | os.PathLike[str] | None = None) -> str:
         """The same as text, which is also written to `path`, if any."""
@@ -180,7 +184,7 @@ LATENCY, SIZE = "latency", "size"
 
 
 def _trial(trial: Trial) -> dict[str, Any]:
-    return {
+    data = {
         "form": trial.plan.form.value,
         "choices": dict(trial.plan.choices),
         "metric": trial.metric,
@@ -188,3 +192,4 @@ def _trial(trial: Trial) -> dict[str, Any]:
         "sure_drop": trial.sure_drop,
         **asdict(trial.cost),
     }
+    return {name: finite(value) for name, value in data.items()}

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
+import numbers
 import os
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
@@ -15,12 +16,13 @@ from tqdm import tqdm
 
 from quant.autoquant.candidates import FLOAT, Form, Plan
 from quant.autoquant.costs import default_clock
-from quant.autoquant.records import Records, identity
+from quant.autoquant.records import Records, identity, weights_of
 from quant.autoquant.result import LATENCY, SIZE, Autoquantized
 from quant.autoquant.search import Search
 from quant.autoquant.trials import Bench, Trial, score_in, score_out
 from quant.kernels.race import Clock
 from quant.metric import Evaluate, Metric
+from quant.prepare import check_model
 from quant.recipe import Recipe
 from quant.report import summary
 from quant.sensitivity.measure import harms
@@ -74,7 +76,7 @@ def autoquant(
 
     Returns:
         the model, with the recipe that makes it again, the reason for each layer that is not int8, and every trial.
-        Ctrl-C ends the search, and gives the best so far.
+        Ctrl-C ends the search, and gives the best so far; before the float model is measured it ends the process.
 
     Raises:
         DataError: there are no batches, or the model does not take them.
@@ -87,11 +89,13 @@ def autoquant(
     """
     began = time.perf_counter()
     _check(max_drop, objective, max_evaluations)
+    check_model(model, VERB)
     metric = Metric(evaluate, VERB)
+    weights = weights_of(model)
     path = None if checkpoint is None else Path(checkpoint)
     first = None if path is not None and path.exists() else score_out(metric.of_float(model))
     calibrated = Calibrated(model, data, VERB, recipe, example_inputs=example_inputs, limit=limit, progress=progress)
-    records = Records(path, identity(model, calibrated.kept, calibrated.own_recipe, calibrated.example))
+    records = Records(path, identity(weights, calibrated.data, calibrated.own_recipe, calibrated.example))
     score = score_in(records.get("scores", Plan(Form.FLOAT).key, lambda: first or score_out(metric.of_float(model))))
     metric.noise = records.get("metric", "noise", lambda: metric.noise)
     bar = tqdm(total=max_evaluations, desc="autoquant", unit="model", disable=None if progress else True)
@@ -104,29 +108,37 @@ def autoquant(
     bench = Bench(calibrated, metric, score, records, clock or default_clock())
     by_size = objective == SIZE
     search = Search(bench, max_drop, by_size, max_evaluations, told, lambda: harms(calibrated))
-    interrupted = False
     with bar:
-        try:
-            search.run()
-        except KeyboardInterrupt:
-            interrupted = True
+        search.begin()
+        interrupted = _interrupted(search.run)
+        if not interrupted and search.best.plan.form is not Form.FLOAT:
+            interrupted = _interrupted(lambda: bench.tuned_seconds(search.best.plan))
     return _result(search, objective, began, interrupted)
 
 
+def _interrupted(work: Callable[[], object]) -> bool:
+    """Whether some work was ended from the keyboard."""
+    try:
+        work()
+    except KeyboardInterrupt:
+        return True
+    return False
+
+
 def _check(max_drop: float, objective: str, max_evaluations: int) -> None:
-    if isinstance(max_drop, bool) or not isinstance(max_drop, (int, float)) or not max_drop >= 0:
+    if isinstance(max_drop, bool) or not isinstance(max_drop, numbers.Real) or not max_drop >= 0:
         raise ValueError(f"{VERB}: max_drop is {max_drop!r}, expected a number from 0 up, in the metric's unit")
     if objective not in (LATENCY, SIZE):
         raise ValueError(f"{VERB}: objective is {objective!r}, expected {LATENCY!r} or {SIZE!r}")
-    if max_evaluations < 1:
-        raise ValueError(f"{VERB}: max_evaluations is {max_evaluations}, expected at least 1")
+    if type(max_evaluations) is not int or max_evaluations < 1:
+        raise ValueError(f"{VERB}: max_evaluations is {max_evaluations!r}, expected a whole number from 1 up")
 
 
 def _result(search: Search, objective: str, began: float, interrupted: bool) -> Autoquantized:
     bench, best, nearest = search.bench, search.best, search.nearest
     is_float = best.plan.form is Form.FLOAT
-    model = bench.calibrated.model if is_float else bench.tuned(best.plan)
-    seconds = best.cost.seconds if is_float else bench.tuned_seconds(best.plan)
+    model = bench.finished(best.plan)
+    seconds = bench.records.known("tuned", best.plan.key) or best.cost.seconds
     missed = 0.0 if nearest is None or search.holds(nearest) else nearest.sure_drop - search.max_drop
     return Autoquantized(
         model=model,
@@ -135,7 +147,7 @@ def _result(search: Search, objective: str, began: float, interrupted: bool) -> 
         chosen=best,
         trials=tuple(search.all_trials()),
         seconds=seconds,
-        max_drop=search.max_drop,
+        max_drop=float(search.max_drop),
         objective=objective,
         reasons=_reasons(search, model, best),
         missed=missed,

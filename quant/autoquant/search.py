@@ -54,9 +54,12 @@ class Search:
     trials: list[Trial] = field(default_factory=list)
     harm: dict[str, float] = field(default_factory=dict)
 
+    def begin(self) -> None:
+        """Measure the float model, which is what an interrupted search has at least."""
+        self.trials.append(self.bench.trial(Plan(Form.FLOAT)))
+
     def run(self) -> None:
         """Fill `trials`; a search that is interrupted leaves those that it has."""
-        self.trials.append(self.bench.trial(Plan(Form.FLOAT)))
         with contextlib.suppress(Spent):
             self._search()
 

@@ -88,7 +88,7 @@ class Bench:
         measured = self.records.get(
             "costs",
             plan.key,
-            lambda: cost_of(self.model(plan), self.calibrated.model, self.calibrated.example, self.clock).to_dict(),
+            lambda: cost_of(self._timed(plan), self.calibrated.probe, self.calibrated.example, self.clock).to_dict(),
         )
         return Cost(**measured)
 
@@ -96,7 +96,7 @@ class Bench:
         """The time of each layer in the float model."""
         calibrated = self.calibrated
         measured: dict[str, float] = self.records.get(
-            "layers", "seconds", lambda: layer_seconds(calibrated.model, names, calibrated.example, self.clock)
+            "layers", "seconds", lambda: layer_seconds(calibrated.probe, names, calibrated.example, self.clock)
         )
         return measured
 
@@ -105,6 +105,9 @@ class Bench:
         if self._built is None or self._built[0] != plan:
             self._built = plan, self._build(plan)
         return self._built[1]
+
+    def _timed(self, plan: Plan) -> nn.Module:
+        return self.calibrated.probe if plan.form is Form.FLOAT else self.model(plan)
 
     def recipe(self, plan: Plan) -> Recipe:
         """The recipe by which `quantize_static` or `quantize_dynamic` gives the plan's model."""
@@ -140,7 +143,7 @@ class Bench:
         """The layers of a plan's model that the autotuner found faster in float; none where that would be all."""
 
         def measured() -> list[str]:
-            return sorted(self._tuning(plan, self.calibrated.model).float_rules())
+            return sorted(self._tuning(plan, self.calibrated.probe).float_rules())
 
         slower = [name for name in self.records.get("advice", plan.key, measured) if name in self.calibrated.layers]
         if not slower:
@@ -156,24 +159,27 @@ class Bench:
             return backends_of(self.model(plan))
 
         chosen = self.records.get("backends", plan.key, measured)
-        model = self.model(plan)
-        for name, module in model.named_modules():
-            if name in chosen:
-                module.backend = chosen[name]
-        return model
+        return _with_backends(self.model(plan), chosen)
+
+    def finished(self, plan: Plan) -> nn.Module:
+        """The plan's model as it is given to the user: never called, so that buffers are as conversion leaves them."""
+        if plan.form is Form.FLOAT:
+            return self.calibrated.model
+        chosen = self.records.known("backends", plan.key) or {}  # none where the tuning was interrupted
+        return _with_backends(self._build(plan), chosen)
 
     def tuned_seconds(self, plan: Plan) -> float:
         """The time of a call of `tuned`."""
 
         def measured() -> float:
-            return cost_of(self.tuned(plan), self.calibrated.model, self.calibrated.example, self.clock).seconds
+            return cost_of(self.tuned(plan), self.calibrated.probe, self.calibrated.example, self.clock).seconds
 
         seconds: float = self.records.get("tuned", plan.key, measured)
         return seconds
 
     def _tuning(self, plan: Plan, float_model: nn.Module | None) -> Tuning:
         model = self.model(plan)
-        with evaluating(self.calibrated.model):
+        with evaluating(self.calibrated.probe):
             try:
                 return autotune(
                     model, self.calibrated.example, float_model=float_model, progress=False, clock=self.clock
@@ -194,6 +200,13 @@ def backends_of(model: nn.Module) -> dict[str, str]:
     """The backends that were chosen for a model's parts, by name."""
     chosen = {name: getattr(module, "backend", None) for name, module in model.named_modules()}
     return {name: backend for name, backend in chosen.items() if backend}
+
+
+def _with_backends(model: nn.Module, chosen: Mapping[str, str]) -> nn.Module:
+    for name, module in model.named_modules():
+        if name in chosen:
+            module.backend = chosen[name]
+    return model
 
 
 def _dynamic(qconfig: QConfig | None) -> QConfig | None:

@@ -15,6 +15,7 @@ from quant.capture.call_results import CallResults
 from quant.capture.calls import says_it_writes
 from quant.capture.island_results import IslandResults
 from quant.capture.numbers import plain_numbers
+from quant.capture.packed_calls import check_packed
 from quant.capture.random_draws import Chance
 from quant.capture.sameness import same_content
 from quant.capture.tape import GIVEN, Tape
@@ -88,6 +89,7 @@ class ModuleCalls:
         self, module: nn.Module, name: str | None, forward: Callable[..., Any], args: Any, kwargs: dict[str, Any]
     ) -> Any:
         if not self.tape.is_recording:
+            check_packed(module, args, kwargs)
             return self._call_inside(module, name, forward, args, kwargs)
         if name is None or module is self.tape.root:
             output = forward(*args, **kwargs)
@@ -138,6 +140,7 @@ class ModuleCalls:
         """Call a layer, which is one node."""
         node, known = self._module_node(name, args, kwargs), versions((args, kwargs))
         real_args, real_kwargs = plain_numbers((args, kwargs))
+        check_packed(module, real_args, real_kwargs)
         if not name:
             real_args = (module, *real_args)
         value = forward(*real_args, **real_kwargs)

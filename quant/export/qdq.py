@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from quant.export.qdq_layers import QDQAlone, QDQLinear
-from quant.export.qdq_runner import NO_FORM, QDQRunner
+from quant.export.qdq_runner import NO_FORM, TWO_BYTES, QDQRunner
 from quant.export.rounding import Decomposed, Plain, Rounding
 from quant.export.whole_plan import ExportError
 from quant.nn.attention import MultiheadAttention
@@ -127,7 +127,7 @@ def _plain_layer(layer: nn.Module, name: str, rounding: Rounding) -> nn.Module |
     """The plain form of an int8 layer; None of one that calls plain functions and layers already."""
     if isinstance(layer, StaticLayer):
         if layer.activation_bits == 16:
-            raise ExportError(f"layer {name!r} is a layer with 16-bit activations, {NO_FORM}")
+            raise ExportError(f"layer {name!r} is {TWO_BYTES}, {NO_FORM}")
         return QDQAlone(layer, rounding)
     if not isinstance(layer, QuantModule):
         return None

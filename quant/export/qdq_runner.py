@@ -79,6 +79,7 @@ NO_FORM = (
     "which has no form of float calls between roundings; leave it float by the recipe, or export the model by "
     "torch.export as it is"
 )
+TWO_BYTES = "a layer with 16-bit activations (quantize_static(..., smooth=False) chooses none)"
 
 
 class QDQRunner(ProgramRunner):
@@ -114,7 +115,7 @@ class QDQRunner(ProgramRunner):
         elif isinstance(instruction, LayerCall) and not isinstance(self.layer(instruction.layer), StaticLayer):
             kind = f"a {type(self.layer(instruction.layer)).__name__}"
         elif isinstance(instruction, LayerCall) and self.program.values[instruction.source].qparams is None:
-            kind = "a layer with 16-bit activations"
+            kind = TWO_BYTES
         else:
             return
         raise ExportError(f"{said_of(instruction)} is {kind}, {NO_FORM}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from os import PathLike
@@ -83,36 +84,57 @@ def read_onnx(path: str | PathLike[str]) -> OnnxFile:
         raise FileNotFoundError(f"quant.load_onnx: there is no file {str(path)!r}")
     try:
         model = onnx.load(str(path))
-        _check_version(model)
-        return _read(onnx, model.graph)
+        return _read(onnx, model.graph, _checked_version(model))
     except Exception as error:  # protobuf's own, and numpy's of tensors that are not what they say
         raise ValueError(f"quant.load_onnx: {path} is no ONNX model that can be read: {error}") from error
 
 
-def _check_version(model: Any) -> None:
+def _checked_version(model: Any) -> int:
+    """Of the operators."""
     versions = [one.version for one in model.opset_import if one.domain in ("", "ai.onnx")]
     if versions and not OPSETS[0] <= max(versions) <= OPSETS[1]:
         raise ValueError(
             f"it has operators of version {max(versions)} (opset), and this library reads {OPSETS[0]} to {OPSETS[1]}: "
             "convert it with onnx.version_converter, or export it again with such an opset"
         )
+    if model.functions:
+        raise ValueError(
+            f"it defines operators of its own ({model.functions[0].name!r}): write it again with them inlined, by "
+            "onnx.inliner.inline_local_functions"
+        )
+    return max(versions, default=OPSETS[1])
 
 
-def _read(onnx: Any, graph: Any) -> OnnxFile:
+def _read(onnx: Any, graph: Any, version: int) -> OnnxFile:
     if not graph.output:
         raise ValueError("it has no outputs")
+    _check_names(graph)
+    flattening = FLATTENING if version < 13 else {}
     constants = {one.name: _tensor(onnx, one, one.name) for one in graph.initializer}
     nodes = []
     for one in graph.node:
         attributes = {each.name: _attribute(onnx, each) for each in one.attribute}
         name = one.name or next(iter(one.output), "")
-        if one.op_type == "Constant":
+        if one.op_type == "Constant" and one.output:
             constants[one.output[0]] = _constant(attributes, name)
         else:
-            nodes.append(Node(name, one.op_type, tuple(one.input), tuple(one.output), attributes, one.domain))
+            op = flattening.get(one.op_type, one.op_type)
+            nodes.append(Node(name, op, tuple(one.input), tuple(one.output), attributes, one.domain))
     given = [one for one in graph.input if one.name not in constants]
     kinds = {one.name: _kind(one) for one in given}
     return OnnxFile(tuple(nodes), constants, tuple(kinds), tuple(one.name for one in graph.output), kinds)
+
+
+def _check_names(graph: Any) -> None:
+    """Raise ValueError where a name is that of two values: which one a node reads would depend on who asks."""
+    inputs = {one.name for one in graph.input}
+    held = [one.name for one in graph.initializer]  # which may be defaults of inputs
+    written = [name for node in graph.node for name in node.output if name]
+    twice = [name for name, count in Counter([*written, *{*inputs, *held}]).items() if count > 1]
+    twice += [name for name, count in Counter(held).items() if count > 1]
+    if twice or len(inputs) < len(graph.input):
+        named = repr(twice[0]) if twice else "of an input"
+        raise ValueError(f"the name {named} is that of two values, expected another for each")
 
 
 def _attribute(onnx: Any, attribute: Any) -> Any:
@@ -122,6 +144,8 @@ def _attribute(onnx: Any, attribute: Any) -> Any:
 
 def _constant(attributes: Mapping[str, Any], name: str) -> Tensor:
     """What a Constant node gives."""
+    if len(attributes) != 1:
+        raise ValueError(f"node {name!r} (Constant) has {len(attributes)} attributes, expected its value")
     [(key, value)] = attributes.items()
     dtypes = {"value_float": torch.float32, "value_floats": torch.float32, "value_int": torch.int64,
               "value_ints": torch.int64}  # fmt: skip
@@ -193,6 +217,9 @@ def package(what: str) -> Any:
         ) from error
     return onnx
 
+
+FLATTENING = {"Softmax": "Softmax-11", "LogSoftmax": "LogSoftmax-11"}
+"""Operators that before version 13 flattened their input to a matrix, and what they are called here."""
 
 OPSETS = (10, 28)
 """The versions of ONNX's operators that are read: from the first with QuantizeLinear to the last that was looked at."""

@@ -53,7 +53,10 @@ def write_layer(writer: GraphWriter, call: LayerCall) -> None:
     if not isinstance(layer, StaticLayer):
         raise NotWritten(f"is a {type(layer).__name__}, whose arithmetic is its own")
     if layer.activation_bits == 16:
-        raise NotWritten("has 16-bit activations as two bytes, which no runtime multiplies; leave activation_bits out")
+        raise NotWritten(
+            "has 16-bit activations as two bytes, which no runtime multiplies; convert with quantize_static(..., "
+            "smooth=False), and without activation_bits in the recipe"
+        )
     known = layer.site(call.site)
     values = writer.program.values
     assert values[call.source].qparams == (known.input_scale, known.input_zero_point)

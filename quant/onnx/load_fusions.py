@@ -66,9 +66,14 @@ def _with_number(node: Node, constants: Mapping[str, Tensor]) -> tuple[str, floa
     if node.op not in ("Add", "Mul", "Div") or len(node.inputs) != 2:
         return None
     for name, other in (node.inputs, node.inputs[::-1]):
-        if other in constants and constants[other].numel() == 1 and (node.op != "Div" or other == node.inputs[1]):
+        if other in constants and _is_number(constants[other]) and (node.op != "Div" or other == node.inputs[1]):
             return name, float(constants[other])
     return None
+
+
+def _is_number(constant: Tensor) -> bool:
+    """Whether it is one value that gives no result more dimensions."""
+    return constant.numel() == 1 and constant.dim() <= 1
 
 
 def _factor(node: Node, number: float) -> float:

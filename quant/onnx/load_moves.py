@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from quant.kernels.plan_sizes import Arithmetic
@@ -91,13 +93,10 @@ def _is_scalar(plan: PlanWriter, name: str) -> bool:
 
 @translates("Reshape")
 def _reshape(plan: PlanWriter, node: Node) -> Value:
-    """A batch that is the number of the example stands for any batch, where the other size follows."""
     target = sizes(plan, node, 1)
     assert target is not None
     if node.attributes.get("allowzero") and 0 in target:
         raise NotTranslated(f"{node}: has sizes of 0 that are meant as such")
-    if len(target) == 2 and isinstance(target[0], int) and target[0] > 0 and target[1] == -1:
-        return plan.move(plan.value(node, 0), node, "flatten", start=1, end=-1)
     shape = tuple(
         Register(OWN, place) if one == 0 and isinstance(one, int) else one for place, one in enumerate(target)
     )
@@ -169,6 +168,7 @@ def _slice(plan: PlanWriter, node: Node) -> Value:
         if not isinstance(step, int) or step < 1:
             raise NotTranslated(f"{node}: takes values backwards")
         last = None if isinstance(end, int) and end >= ENDLESS else end
+        start, last = (max(one, -ENDLESS) if isinstance(one, int) else one for one in (start, last))
         value = plan.move(value, node, "slice", dim=axis, start=start, end=last, step=step)
     return value
 
@@ -190,6 +190,8 @@ def _split(plan: PlanWriter, node: Node) -> tuple[Value, ...]:
     parts = sizes(plan, node, 1) or tuple(node.attributes.get("split", ()))
     if not parts:
         count = len(node.outputs)
+        if node.attributes.get("num_outputs", count) != count:
+            raise NotTranslated(f"{node}: has {count} outputs, and its num_outputs says another number")
         return tuple(plan.move(value, node, "chunk", chunks=count, dim=axis, index=place) for place in range(count))
     if not all(isinstance(one, int) for one in parts):
         raise NotTranslated(f"{node}: splits at sizes that are computed")
@@ -204,7 +206,7 @@ def _split(plan: PlanWriter, node: Node) -> tuple[Value, ...]:
 def _cast(plan: PlanWriter, node: Node) -> Value:
     """Integers as the index of a table, and sizes."""
     value, to = plan.value(node, 0), int(node.attributes["to"])
-    if isinstance(value, Integers) and to in (INT32, INT64):
+    if isinstance(value, Integers) and not value.signed and to in (INT32, INT64):
         return Index(value)
     if isinstance(value, Sizes) and to in (INT32, INT64):
         return value
@@ -236,9 +238,8 @@ def _gather(plan: PlanWriter, node: Node) -> Value:
         if places[0] < 0 and (value.start or value.end is not None):
             raise NotTranslated(f"{node}: takes a size that is counted from behind")
         return Sizes((Register(value.register, value.start + places[0]),), scalar)
-    if not scalar:
-        return plan.move(value, node, "slice", dim=axis, start=places[0], end=places[0] + 1, step=1)
-    return plan.move(value, node, "select", dim=axis, index=places[0])
+    one = plan.move(value, node, "select", dim=axis, index=places[0])
+    return one if scalar else plan.move(one, node, "unsqueeze", dim=axis)
 
 
 def _rows(plan: PlanWriter, node: Node, table: Weight) -> Value:
@@ -252,7 +253,8 @@ def _rows(plan: PlanWriter, node: Node, table: Weight) -> Value:
 
 
 def _dequantized_rows(table: Weight, index: Tensor) -> Tensor:
-    rows = table.values[torch.where(index < 0, index + len(table.values), index).to(torch.int64)]
+    places = torch.where(index < 0, index + len(table.values), index).to(torch.int64)
+    rows = table.values.index_select(0, places.reshape(-1)).reshape(*index.shape, *table.values.shape[1:])
     return replace(table, values=rows).reals()
 
 
@@ -304,19 +306,26 @@ def _pad(plan: PlanWriter, node: Node) -> Value:
     if not pairs:
         return value
     mode = node.attributes.get("mode", b"constant").decode()
-    filled = 0.0 if fill is None else float(fill)
-    if filled and isinstance(own.range, ChannelRange):
-        raise NotTranslated(f"{node}: fills with {filled} where each channel has its range")
-    steps = 0 if isinstance(own.range, ChannelRange) else round(filled / own.range.scale)
+    place = _integer_of(0.0 if fill is None else float(fill), own.range, node)
+    if isinstance(value, Integers):
+        place = (0 if fill is None else int(fill)) + 128 * value.signed
     padded = plan.emit(
         "pad", q=Register(own.register), widths=tuple(one for pair in pairs for one in pair),
-        mode={"edge": "replicate"}.get(mode, mode),
-        fill=min(max(steps + own.range.zero_point, 0), 255),
+        mode={"edge": "replicate"}.get(mode, mode), fill=place,
     )  # fmt: skip
-    if isinstance(own, ChannelIntegers):
-        return replace(own, register=padded)
-    done = Integers(padded, own.range)
-    return done if isinstance(value, Integers) else Dequantized(done)
+    done = replace(own, register=padded)
+    return Dequantized(done) if isinstance(value, Dequantized) and isinstance(done, Integers) else done
+
+
+def _integer_of(fill: float, range_: Range | ChannelRange, node: Node) -> int:
+    """The integer that stands for a number, which has to be one of the range's."""
+    if not fill:
+        return range_.zero_point
+    steps = fill / range_.scale if isinstance(range_, Range) else math.nan
+    place = round(steps) + range_.zero_point if math.isfinite(steps) else -1
+    if not 0 <= place <= 255 or abs(steps - round(steps)) > 1e-3:
+        raise NotTranslated(f"{node}: fills with {fill}, which is none of its input's 256 values")
+    return place
 
 
 @translates("Resize")
@@ -332,30 +341,56 @@ def _resize(plan: PlanWriter, node: Node) -> Value:
     if factors is None or (mode, places) not in known or not floors or factors.numel() < 3 or own.range == UNKNOWN:
         raise NotTranslated(f"{node}: resizes in the mode {mode} with {places}, or to sizes: expected what torch has")
     spatial = factors.reshape(-1)[2:].tolist()
+    if factors.reshape(-1)[:2].tolist() != [1.0, 1.0]:
+        raise NotTranslated(f"{node}: resizes batches or channels")
+    if places == "pytorch_half_pixel" and min(spatial) < 1:  # a result of size 1 reads another place there
+        raise NotTranslated(f"{node}: makes images smaller with {places}, expected half_pixel")
     name = {1: "linear", 2: "bilinear", 3: "trilinear"}[len(spatial)] if mode == "linear" else mode
     settings = {"scale_factor": tuple(spatial), "mode": name, "align_corners": known[mode, places]}
     source, before = Register(own.register), own.range
 
+    def in_float(low: float, high: float) -> int:
+        resize = functools.partial(F.interpolate, **settings)
+        reals = plan.real(Dequantized(own), node)
+        out = plan.step(str(node), resize, (reals,), plan.ranks[reals])
+        return out if (low, high) == (-math.inf, math.inf) else plan.emit("clamp", x=Register(out), low=low, high=high)
+
     def finish(to: Range | ChannelRange | None, low: float, high: float) -> int:
-        after = to if isinstance(to, Range) else before
+        if not isinstance(to, Range):
+            return in_float(low, high)
+        if (low, high) != (-math.inf, math.inf):
+            return plan.round(Real(in_float(low, high)), to, node).register
+        return integers(to)
+
+    def integers(after: Range) -> int:
         multiplier = float(torch.tensor(before.scale) / torch.tensor(after.scale))
         return plan.emit("interpolate", q=source, zero_point=before.zero_point, multiplier=multiplier,
                          output_zero_point=after.zero_point, **settings)  # fmt: skip
 
     if mode == "nearest":
-        done = Integers(finish(None, 0.0, 0.0), before)
+        done = replace(own, register=integers(before))
         return done if isinstance(value, Integers) else Dequantized(done)
+    if isinstance(value, Integers):
+        raise NotTranslated(f"{node}: interpolates integers, which runtimes round otherwise")
     return Waiting(finish)
 
 
 @translates("Expand")
 def _expand(plan: PlanWriter, node: Node) -> Value:
-    target = sizes(plan, node, 1)
+    """A size of 1 keeps that of the input, and so does one that is left out in front."""
+    value, target = plan.value(node, 0), sizes(plan, node, 1)
     assert target is not None
-    shape = tuple(-1 if one == 1 and isinstance(one, int) else one for one in target)
-    return plan.move(plan.value(node, 0), node, "expand", shape=shape)
+    held = value.integers if isinstance(value, Dequantized) else value
+    rank = plan.ranks[held.register] if isinstance(held, (Real, Integers)) else None
+    target = (1,) * ((rank or 0) - len(target)) + target
+    further = 0 if rank is None else len(target) - rank
+    keeps = [one == 1 and isinstance(one, int) and place >= further for place, one in enumerate(target)]
+    shape = tuple(-1 if kept else one for kept, one in zip(keeps, target, strict=True))
+    return plan.move(value, node, "expand", shape=shape)
 
 
 @translates("Identity", "Dropout")
 def _identity(plan: PlanWriter, node: Node) -> Value:
+    if any(node.inputs[2:]):
+        raise NotTranslated(f"{node}: may drop values, in training mode")
     return plan.value(node, 0)

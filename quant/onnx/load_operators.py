@@ -23,7 +23,7 @@ from quant.onnx.load_fusions import with_gelus
 from quant.onnx.load_moves import are_sizes, index_of_channels, size_arithmetic, sizes
 from quant.onnx.load_plan import FilePlan, NotTranslated, PlanWriter
 from quant.onnx.load_registry import OPERATORS, translates
-from quant.onnx.load_torch import TORCH, reduced
+from quant.onnx.load_torch import DTYPES, TORCH, reduced
 from quant.onnx.load_values import (
     UNKNOWN,
     ChannelIntegers,
@@ -69,7 +69,27 @@ def _quantize(plan: PlanWriter, node: Node) -> Value | tuple[Value, ...] | None:
             return plan.round_channels(value, channels, node)
     if _has_channels(plan, node):
         return plan.in_float(node)
-    return plan.round(value, _range(plan, node), node)
+    return replace(plan.round(value, _range(plan, node), node), signed=_zero_point(plan, node).dtype == torch.int8)
+
+
+def _zero_point(plan: PlanWriter, node: Node, signed: bool = False) -> Tensor:
+    """Of QuantizeLinear or DequantizeLinear; where it is left out 0 of the dtype that the node says, or its input has.
+
+    Args:
+        signed: whether the input is int8.
+    """
+    known = plan.array(node, 2)
+    said = int(node.attributes.get("output_dtype", 0))
+    if node.op == "DequantizeLinear" and said in (0, FLOAT32):
+        return torch.tensor(0, dtype=torch.int8 if signed else torch.uint8) if known is None else known
+    dtype = DTYPES.get(said) if said else torch.uint8 if known is None else known.dtype
+    if node.op == "DequantizeLinear" or dtype is None or (known is not None and known.dtype != dtype):
+        raise NotTranslated(f"{node}: gives the type {said} (output_dtype), expected 8 bits, or float32 of them")
+    return torch.tensor(0, dtype=dtype) if known is None else known
+
+
+FLOAT32 = 1
+"""Of onnx.TensorProto.DataType."""
 
 
 @translates("DequantizeLinear")
@@ -81,12 +101,12 @@ def _dequantize(plan: PlanWriter, node: Node) -> Value | tuple[Value, ...]:
         return replace(value, real=True)
     if isinstance(value, Held) and _has_channels(plan, node):
         return plan.in_float(node)
-    own = _range(plan, node)
+    own = _range(plan, node, isinstance(value, Integers) and value.signed)
     if isinstance(value, Integers) and value.range == UNKNOWN:
         return Dequantized(Integers(value.register, own))
     if not isinstance(value, Integers) or value.range != own:
         raise NotTranslated(f"{node}: expected the range that its input was quantised with")
-    return Dequantized(value)
+    return Dequantized(replace(value, signed=False))
 
 
 def _has_channels(plan: PlanWriter, node: Node) -> bool:
@@ -107,16 +127,17 @@ def _channel_range(plan: PlanWriter, node: Node) -> ChannelRange | None:
     return ChannelRange(tuple(scale.tolist()), int(zero_point[0]) + INT8_SHIFT * (zero_point.dtype == torch.int8))
 
 
-def _range(plan: PlanWriter, node: Node) -> Range:
+def _range(plan: PlanWriter, node: Node, signed: bool = False) -> Range:
     """The range of an activation; int8 ones are shifted by 128."""
-    scale, zero_point = plan.array(node, 1), plan.array(node, 2, torch.tensor(0, dtype=torch.uint8))
+    scale, zero_point = plan.array(node, 1), _zero_point(plan, node, signed)
     assert scale is not None
-    assert zero_point is not None
     if scale.numel() != 1 or zero_point.dtype not in (torch.uint8, torch.int8):
         raise NotTranslated(
             f"{node}: has {scale.numel()} scales and zero points of {zero_point.dtype}, expected one scale, and "
             "uint8 or int8"
         )
+    if not 0 < float(scale) < torch.inf:
+        raise NotTranslated(f"{node}: its scale is {float(scale)}, expected a positive number")
     return Range(float(scale), int(zero_point) + (INT8_SHIFT if zero_point.dtype == torch.int8 else 0))
 
 
@@ -125,8 +146,7 @@ def _rounded_constant(plan: PlanWriter, node: Node) -> Tensor:
     values, scale = plan.constant_named(node.inputs[0]), plan.array(node, 1)
     assert values is not None
     assert scale is not None
-    zero_point = plan.array(node, 2, torch.zeros(scale.shape, dtype=torch.uint8))
-    assert zero_point is not None
+    zero_point = _zero_point(plan, node).expand_as(scale)
     if zero_point.dtype not in (torch.uint8, torch.int8) or node.attributes.get("block_size"):
         raise NotTranslated(f"{node}: rounds a constant to {zero_point.dtype} or by blocks, expected uint8 or int8")
     shape = [1] * values.dim()
@@ -141,6 +161,7 @@ def _constant(plan: PlanWriter, node: Node) -> Weight:
     values, scale = plan.array(node, 0), plan.array(node, 1)
     assert values is not None
     assert scale is not None
+    _zero_point(plan, node)  # for its output_dtype
     zero_points = plan.array(node, 2, torch.zeros((), dtype=values.dtype))
     assert zero_points is not None
     zero_points = zero_points.to(torch.int32).reshape(-1)
@@ -171,7 +192,7 @@ def _conv(plan: PlanWriter, node: Node) -> Value:
         raise NotTranslated(f"{node}: has scales along axis {weight.axis} of its weight, expected 0")
     if at.get("auto_pad", b"NOTSET") not in (b"NOTSET", b"VALID"):
         raise NotTranslated(f"{node}: pads automatically, expected widths")
-    pads = list(at.get("pads", [0] * 2 * dims))
+    pads = _widths(node, dims)
     group = int(at.get("group", 1))
     x = _input_of_convolution(plan, node, group)
     register = x.register
@@ -278,7 +299,10 @@ def _bias(plan: PlanWriter, node: Node, scale: Tensor) -> Tensor | None:
     if len(node.inputs) < 3 or not node.inputs[2]:
         return None
     if node.inputs[2] in plan.file.constants:
-        return quantized_bias(plan.file.constants[node.inputs[2]].to(torch.float32), scale)
+        bias = plan.file.constants[node.inputs[2]].to(torch.float32)
+        if bias.numel() != bias.shape[-1:].numel() or bias.numel() not in (1, scale.numel()):
+            raise NotTranslated(f"{node}: adds a bias of shape {tuple(bias.shape)}, expected ({scale.numel()},)")
+        return quantized_bias(bias.reshape(-1).expand_as(scale), scale)
     own = plan.weight(node, 2)
     if own.values.dtype == torch.int32 and torch.allclose(own.scale.expand_as(scale), scale, rtol=1e-5, atol=0.0):
         return own.values
@@ -369,7 +393,8 @@ def _of_one_value(plan: PlanWriter, node: Node) -> Value | None:
     known = len(numbers) + len([one for one in values if isinstance(one, Dequantized)])
     if known != 2 or len(values) != 2 or len(sources) != 1 or not (functions or numbers):
         return None
-    if any(one.numel() != 1 for one in numbers):
+    source = next(iter(sources))
+    if not all(one.numel() == 1 and plan.keeps_rank(source.register, one) for one in numbers):
         return None
 
     def operand(value: Any) -> Callable[[Tensor], Tensor]:
@@ -481,6 +506,9 @@ def _joined_integers(plan: PlanWriter, node: Node, parts: list[Integers]) -> Val
 
 @translates("GlobalAveragePool")
 def _global_average(plan: PlanWriter, node: Node) -> Value:
+    value = plan.integers(node, 0)
+    if plan.ranks[value.register] != 4:
+        raise NotTranslated(f"{node}: averages over other dimensions than two")
     return _average(plan, node, "adaptive_avg_pool", size=(1, 1))
 
 
@@ -515,10 +543,16 @@ def _average(plan: PlanWriter, node: Node, op: str, **settings: Any) -> Waiting:
     return Waiting(finish)
 
 
+def _widths(node: Node, dims: int) -> list[int]:
+    """The padding of a window: VALID is none."""
+    none = [0] * 2 * dims
+    return none if node.attributes.get("auto_pad") == b"VALID" else list(node.attributes.get("pads", none))
+
+
 def _pool(node: Node) -> dict[str, Any]:
     at = node.attributes
     dims = len(at["kernel_shape"])
-    pads = list(at.get("pads", [0] * 2 * dims))
+    pads = _widths(node, dims)
     if pads[:dims] != pads[dims:] or at.get("auto_pad", b"NOTSET") not in (b"NOTSET", b"VALID"):
         raise NotTranslated(f"{node}: pads its sides differently, or automatically")
     return {

@@ -22,7 +22,7 @@ from quant.onnx.file import Node, OnnxFile
 from quant.onnx.load_ranks import Rank, rank_of_line, rank_of_step
 from quant.onnx.load_registry import ATTRIBUTES, OF_REALS
 from quant.onnx.load_stages import Operand, Stage, TorchStep, staged
-from quant.onnx.load_torch import TORCH
+from quant.onnx.load_torch import MOST, TORCH, affordable, shape_of_result
 from quant.onnx.load_values import (
     ChannelIntegers,
     ChannelRange,
@@ -91,6 +91,8 @@ class PlanWriter:
     constants: list[Tensor] = field(default_factory=list)
     names: dict[int, str] = field(default_factory=dict)
     _node: str = ""
+    _held: int = 0
+    _computed: int = 0
     ranks: list[Rank] = field(default_factory=list)
     _places: dict[int, tuple[Tensor, Constant]] = field(default_factory=dict)
     _finished: dict[Any, int] = field(default_factory=dict)
@@ -107,6 +109,7 @@ class PlanWriter:
             NotTranslated: a node has no form; with its name.
         """
         self.file = dataclasses.replace(self.file, constants=dict(self.file.constants))
+        self._held = sum(one.numel() for one in self.file.constants.values())
         inputs = tuple(self.new(self._rank_of_input(name)) for name in self.file.inputs)
         for name, register in zip(self.file.inputs, inputs, strict=True):
             kind = self.file.kinds.get(name)
@@ -149,9 +152,14 @@ class PlanWriter:
         moves_weight = node.op in WEIGHT_MOVES and isinstance(self.values.get(node.inputs[0]), Weight)
         if node.op not in TORCH or node.op in QUANTISES or moves_weight or not all(map(self.is_constant, node.inputs)):
             return False
+        inputs = [self.constant_named(name) for name in node.inputs]
         with _rules_of(node):
-            results = TORCH[node.op].function(node.attributes, *map(self.constant_named, node.inputs))
+            affordable(shape_of_result(node.op, node.attributes, [one for one in inputs if one is not None]))
+            results = TORCH[node.op].function(node.attributes, *inputs)
         tensors = results if isinstance(results, tuple) else (results,)
+        self._computed += sum(one.numel() for one in tensors)
+        if self._computed > MOST + 4 * self._held:
+            raise NotTranslated(f"{node}: the constants that are computed hold {self._computed} values by now")
         self.file.constants.update(zip(node.outputs, [one.contiguous() for one in tensors], strict=False))
         return True
 
@@ -207,6 +215,11 @@ class PlanWriter:
         return self._places[id(tensor)][1]
 
     # Values.
+
+    def keeps_rank(self, register: int, number: Tensor) -> bool:
+        """Whether a constant of one value, broadcast to a register, gives the result no further dimensions."""
+        rank = self.ranks[register]
+        return number.dim() <= (1 if rank is None else rank)
 
     def value(self, node: Node, place: int) -> Value:
         """An input of a node, which is computed."""
@@ -337,7 +350,7 @@ class PlanWriter:
         if isinstance(value, Real):
             return Real(self._moved(op, value.register, settings))
         if isinstance(value, Integers):
-            return Integers(self._moved(op, value.register, settings), value.range)
+            return dataclasses.replace(value, register=self._moved(op, value.register, settings))
         if isinstance(value, Dequantized):
             own = value.integers
             return Dequantized(Integers(self._moved(op, own.register, settings), own.range), value.function)
@@ -371,8 +384,14 @@ class PlanWriter:
         inspect.signature(operation.function).bind(node.attributes, *operands)
         ranks = [self._rank_of(one) for one, _ in operands]
         rank = rank_of_step(node.op, node.attributes, ranks, [one for one, _ in operands])
-        function = functools.partial(operation.function, node.attributes)
-        outs = self._step(str(node), function, [one for one, _ in operands], [rank] * len(node.outputs))
+        attributes, count = node.attributes, 1
+        if node.op == "Split":
+            count = len(node.outputs)
+            attributes = {"num_outputs": count, **attributes}
+            if attributes["num_outputs"] != count:
+                raise NotTranslated(f"{node}: has {count} outputs, and its num_outputs says another number")
+        function = functools.partial(operation.function, attributes)
+        outs = self._step(str(node), function, [one for one, _ in operands], [rank] * count)
         dtype = operation.dtype(node.attributes, [dtype for _, dtype in operands])
         values = tuple(Real(out) if dtype == torch.float32 else Held(out, dtype) for out in outs)
         return values if len(values) > 1 else values[0]
@@ -416,7 +435,7 @@ def _rules_of(node: Node) -> Iterator[None]:
         yield
     except NotTranslated:
         raise
-    except (AssertionError, LookupError, MemoryError, OverflowError, RuntimeError, TypeError, ValueError) as error:
+    except (ArithmeticError, AssertionError, LookupError, MemoryError, RuntimeError, TypeError, ValueError) as error:
         reason = str(error) or "an input is left out"
         raise NotTranslated(f"{node} breaks the rules of its operator ({reason})") from error
 

@@ -33,6 +33,8 @@ def rank_of_line(op: str, settings: Mapping[str, Any], ranks: Sequence[Rank], co
     if op in ("add", "mul", "add_f32", "binary_f32", "matmul", "matmul_f32"):
         return highest(known)
     before = known[0] if known else None
+    if op in ("conv_u8s8_u8", "conv_u8s8_f32"):
+        before = constants[settings["q_weight"].index].dim()
     if op == "flatten" and before is not None:
         return before - int(settings["end"] % before - settings["start"] % before)
     return None if before is None else before + _change(op, settings)

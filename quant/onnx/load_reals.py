@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from quant.kernels.reference_plan import Register
-from quant.onnx.file import Node
+from quant.onnx.file import FLATTENING, Node
 from quant.onnx.load_plan import NotTranslated, PlanWriter
 from quant.onnx.load_registry import translates
 from quant.onnx.load_torch import reduced
@@ -59,6 +59,8 @@ def _power(plan: PlanWriter, node: Node) -> Value:
     if exponent is None or exponent.numel() != 1 or float(exponent) != 2.0:
         raise NotTranslated(f"{node}: is no square")
     x = _register(plan, _operand(plan, node, 0))
+    if not plan.keeps_rank(x.index, exponent):
+        raise NotTranslated(f"{node}: its exponent has more dimensions than its base")
     return Real(plan.emit("binary_f32", a=x, b=x, by="mul"))
 
 
@@ -74,12 +76,13 @@ def _gelu(plan: PlanWriter, node: Node) -> Value:
     return Real(plan.emit("unary_f32", x=_register(plan, _operand(plan, node, 0)), by="gelu"))
 
 
-@translates("Softmax", "LogSoftmax", of_reals=True)
+@translates("Softmax", "LogSoftmax", *FLATTENING.values(), of_reals=True)
 def _softmax(plan: PlanWriter, node: Node) -> Value:
-    if node.attributes.get("axis", -1) != -1:
-        raise NotTranslated(f"{node}: is not over the last dimension")
     x = _register(plan, _operand(plan, node, 0))
-    return Real(plan.emit("softmax", x=x, logarithm=node.op == "LogSoftmax"))
+    axis, rank = node.attributes.get("axis", 1 if node.op in FLATTENING.values() else -1), plan.ranks[x.index]
+    if axis != -1 and (rank is None or axis != rank - 1):
+        raise NotTranslated(f"{node}: is not over the last dimension")
+    return Real(plan.emit("softmax", x=x, logarithm=node.op.startswith("Log")))
 
 
 @translates("LayerNormalization", of_reals=True)
@@ -88,6 +91,8 @@ def _layer_norm(plan: PlanWriter, node: Node) -> Value:
     bias = _operand(plan, node, 2) if len(node.inputs) > 2 and node.inputs[2] else None
     if node.attributes.get("axis", -1) != -1 or isinstance(weight, int) or isinstance(bias, int) or weight.dim() != 1:
         raise NotTranslated(f"{node}: is not over the last dimension, or has a weight that is computed")
+    if len(weight) == 1:
+        raise NotTranslated(f"{node}: has one weight for all, where each row may have more values")
     return Real(
         plan.emit(
             "layer_norm",

@@ -48,10 +48,10 @@ class TorchStep:
         tensors = [_tensor(one, registers) for one in self.operands]
         try:
             results = self.function(*tensors)
-        except (LookupError, RuntimeError, TypeError, ValueError) as error:
+        except (ArithmeticError, LookupError, RuntimeError, TypeError, ValueError) as error:
             shapes = ", ".join(str(tuple(one.shape)) for one in tensors if one is not None)
             raise ValueError(f"{self.name} cannot be computed for inputs of shapes {shapes}: {error}") from error
-        registers.update(zip(self.outs, results if isinstance(results, tuple) else (results,), strict=False))
+        registers.update(zip(self.outs, results if isinstance(results, tuple) else (results,), strict=True))
 
 
 @dataclass(frozen=True)

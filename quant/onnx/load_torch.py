@@ -16,6 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from quant.onnx.functions import IN_TORCH
+from quant.onnx.load_ranks import BROADCAST
 
 Attributes: TypeAlias = Mapping[str, Any]
 Dtypes: TypeAlias = Sequence[torch.dtype | None]
@@ -203,7 +204,7 @@ def _each(at: Attributes, name: str, dims: int) -> list[int]:
 def _pads(at: Attributes, x: Tensor, kernel: list[int]) -> list[int]:
     """The padding of a window in torch's order, from the last dimension on."""
     dims, how = len(kernel), at.get("auto_pad", b"NOTSET")
-    ends = list(at.get("pads", [0] * 2 * dims))
+    ends = [0] * 2 * dims if how == b"VALID" else list(at.get("pads", [0] * 2 * dims))
     if how in (b"SAME_UPPER", b"SAME_LOWER"):
         steps = zip(x.shape[2:], kernel, _each(at, "strides", dims), _each(at, "dilations", dims), strict=True)
         total = [
@@ -211,6 +212,7 @@ def _pads(at: Attributes, x: Tensor, kernel: list[int]) -> list[int]:
         ]
         less, more = [one // 2 for one in total], [one - one // 2 for one in total]
         ends = less + more if how == b"SAME_UPPER" else more + less
+    affordable([*x.shape[:2], *(size + ends[k] + ends[dims + k] for k, size in enumerate(x.shape[2:]))])
     return [one for k in reversed(range(dims)) for one in (ends[k], ends[dims + k])]
 
 
@@ -251,6 +253,20 @@ def _softmax(at: Attributes, x: Tensor) -> Tensor:
 @computes("LogSoftmax")
 def _log_softmax(at: Attributes, x: Tensor) -> Tensor:
     return torch.log_softmax(x, at.get("axis", -1))
+
+
+def _over_rows(function: Any) -> Callable[[Attributes, Tensor], Tensor]:
+    """Before version 13: over all dimensions from the axis on."""
+
+    def compute(at: Attributes, x: Tensor) -> Tensor:
+        result: Tensor = function(_flatten(at, x), -1).reshape(x.shape)
+        return result
+
+    return compute
+
+
+computes("Softmax-11")(_over_rows(torch.softmax))
+computes("LogSoftmax-11")(_over_rows(torch.log_softmax))
 
 
 @computes("Gelu")
@@ -297,7 +313,7 @@ def _reduces(function: Any) -> Callable[..., Tensor]:
             return x
         chosen = tuple(range(x.dim())) if dims is None else dims
         result: Tensor = function(x, chosen, keepdim=bool(at.get("keepdims", 1)))
-        return result
+        return result.to(x.dtype)  # torch sums whole numbers as int64
 
     return reduce
 
@@ -330,8 +346,11 @@ def _reshape(at: Attributes, x: Tensor, shape: Tensor) -> Tensor:
 
 @computes("Flatten")
 def _flatten(at: Attributes, x: Tensor) -> Tensor:
-    axis = at.get("axis", 1) % (x.dim() + 1)
-    return x.reshape(math.prod(x.shape[:axis]), -1)
+    axis = at.get("axis", 1)
+    if not -x.dim() <= axis <= x.dim():
+        raise ValueError(f"flattens from dimension {axis} of {x.dim()}")
+    axis += x.dim() if axis < 0 else 0
+    return x.reshape(math.prod(x.shape[:axis]), math.prod(x.shape[axis:]))
 
 
 @computes("Transpose")
@@ -342,6 +361,8 @@ def _transpose(at: Attributes, x: Tensor) -> Tensor:
 @computes("Squeeze")
 def _squeeze(at: Attributes, x: Tensor, axes: Tensor | None = None) -> Tensor:
     chosen = at.get("axes") if axes is None else axes.tolist()
+    if chosen is not None and not chosen:
+        raise ValueError("names no axes, where runtimes differ in what is meant")
     dims = [axis for axis, size in enumerate(x.shape) if size == 1] if chosen is None else [
         one % x.dim() for one in chosen]  # fmt: skip
     if any(x.shape[one] != 1 for one in dims):
@@ -359,7 +380,7 @@ def _unsqueeze(at: Attributes, x: Tensor, axes: Tensor | None = None) -> Tensor:
 
 @computes("Expand")
 def _expand(at: Attributes, x: Tensor, shape: Tensor) -> Tensor:
-    return x.expand(torch.broadcast_shapes(x.shape, affordable(shape.tolist())))
+    return x.expand(affordable(torch.broadcast_shapes(x.shape, shape.tolist())))
 
 
 @computes("Tile")
@@ -368,15 +389,35 @@ def _tile(at: Attributes, x: Tensor, times: Tensor) -> Tensor:
     return x.repeat(times.tolist())
 
 
-def affordable(shape: list[int]) -> list[int]:
+def affordable(shape: Sequence[int]) -> Sequence[int]:
     """The same sizes.
 
     Raises:
         ValueError: a tensor of them has more than MOST values.
     """
     if math.prod(shape) > MOST:
-        raise ValueError(f"asks for a tensor of {shape}, expected at most {MOST} values")
+        raise ValueError(f"asks for a tensor of {list(shape)}, expected at most {MOST} values")
     return shape
+
+
+def shape_of_result(op: str, attributes: Attributes, inputs: Sequence[Tensor]) -> Sequence[int]:
+    """Sizes that hold as many values as the result of an operator that can make much of little; () of another one.
+
+    Those that are told a size by a value check it themselves.
+    """
+    shapes = [one.shape for one in inputs]
+    if op in BROADCAST - {"MatMul"}:
+        return torch.broadcast_shapes(*shapes)
+    if op == "Concat":
+        return [sum(one.numel() for one in inputs)]
+    if op == "Gather":
+        axis = attributes.get("axis", 0)
+        return [*shapes[0][:axis], *shapes[1], *shapes[0][axis:][1:]]
+    if op in ("MatMul", "Gemm") and all(len(one) > 1 for one in shapes[:2]):
+        places = (-1 if attributes.get("transA") else -2), (-2 if attributes.get("transB") else -1)
+        sizes = [one[place] for one, place in zip(shapes, places, strict=False)]
+        return [*torch.broadcast_shapes(*(one[:-2] for one in shapes[:2])), *sizes]
+    return ()
 
 
 @computes("Pad")
@@ -401,8 +442,13 @@ def _concat(at: Attributes, *x: Tensor) -> Tensor:
 def _split(at: Attributes, x: Tensor, sizes: Tensor | None = None) -> tuple[Tensor, ...]:
     chosen = at.get("split") if sizes is None else sizes.tolist()
     axis = at.get("axis", 0)
-    each = -(-x.shape[axis] // at["num_outputs"]) if chosen is None else list(chosen)
-    return torch.split(x, each, axis)
+    if chosen is not None:
+        return torch.split(x, list(chosen), axis)
+    count, size = int(at["num_outputs"]), x.shape[axis]
+    each = -(-size // count)
+    if count > size or each * (count - 1) > size:
+        raise ValueError(f"splits {size} values into {count} parts, of which one would be empty")
+    return torch.split(x, [each] * (count - 1) + [size - each * (count - 1)], axis)
 
 
 @computes("Slice")
@@ -413,7 +459,7 @@ def _slice(
     chosen = list(range(count)) if axes is None else axes.tolist()
     strides = [1] * count if steps is None else steps.tolist()
     for start, end, axis, step in zip(starts.tolist(), ends.tolist(), chosen, strides, strict=True):
-        taken = slice(start, None if end < -ENDLESS else end, step)
+        taken = slice(start, None if end < -ENDLESS and step < 0 else end, step)
         if step < 0:
             x = x.index_select(axis, torch.tensor(range(*taken.indices(x.shape[axis])), dtype=torch.int64))
         else:
@@ -442,6 +488,8 @@ TORCH["ConstantOfShape"] = Operation(
 @computes("Range")
 def _range(at: Attributes, start: Tensor, limit: Tensor, delta: Tensor) -> Tensor:
     first, last, step = start.item(), limit.item(), delta.item()
+    if not step:
+        raise ValueError("counts in steps of 0")
     affordable([math.ceil((last - first) / step)])
     return torch.arange(first, max(last, first) if step > 0 else min(last, first), step, dtype=start.dtype)
 

@@ -53,10 +53,11 @@ class Held:
 
 @dataclass(frozen=True)
 class Integers:
-    """A uint8 register with its range; its int8 form in the file is 128 less."""
+    """A uint8 register with its range; its int8 form in the file (`signed`) is 128 less."""
 
     register: int
     range: Range
+    signed: bool = False
 
 
 @dataclass(frozen=True)

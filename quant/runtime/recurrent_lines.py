@@ -21,6 +21,11 @@ SPAN = 1 << 12
 """Registers of one recurrent layer."""
 
 
+def _is_planned(direction: Any) -> bool:
+    """Whether plans have an operation for a direction."""
+    return bool(direction._kind.native) and not direction.has_narrow_weight()
+
+
 @dataclass(frozen=True)
 class RecurrentLines(ModuleCall):
     """A recurrent network over a whole sequence, static or dynamic: a line for each layer and direction.
@@ -45,7 +50,7 @@ class RecurrentLines(ModuleCall):
     def holds(self, module: nn.Module) -> bool:
         if not computes_itself(module) or not isinstance(module, Int8Sequence) or module.training:
             return False
-        return all(one._kind.native and one.can_plan() for one in module.directions) and self.rank in (2, 3)
+        return all(map(_is_planned, module.directions)) and self.rank in (2, 3)
 
     def line(self, module: nn.Module, constant: Callable[[Tensor], Constant]) -> str:
         assert isinstance(module, Int8Sequence)
@@ -191,7 +196,7 @@ class CellLines(ModuleCall):
     def holds(self, module: nn.Module) -> bool:
         if not computes_itself(module) or not isinstance(module, Int8Cell) or module.training:
             return False
-        return bool(module.direction._kind.native) and module.direction.can_plan() and self.rank in (1, 2)  # type: ignore[union-attr,operator]
+        return _is_planned(module.direction) and self.rank in (1, 2)
 
     def line(self, module: nn.Module, constant: Callable[[Tensor], Constant]) -> str:
         assert isinstance(module, Int8Cell)

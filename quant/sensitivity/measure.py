@@ -14,6 +14,7 @@ from tqdm import tqdm
 from quant.calibrate.batches import Caller
 from quant.dynamic import quantize_dynamic
 from quant.metric import Evaluate, Metric, Score
+from quant.prepare import check_model
 from quant.recipe import Recipe
 from quant.report import summary
 from quant.runtime.arguments import copied
@@ -64,6 +65,7 @@ def sensitivity(
         MetricWarning: `evaluate` gives another number in a second call with the float model.
     """
     began = time.perf_counter()
+    check_model(model, VERB)
     metric = None if evaluate is None else Metric(evaluate, VERB)
     score = None if metric is None else metric.of_float(model)
     calibrated = Calibrated(model, data, VERB, recipe, example_inputs=example_inputs, limit=limit, progress=progress)
@@ -88,8 +90,8 @@ def measured(
     for name, layers in members.items():
         forms[f"int8 {name}"], forms[f"float {name}"] = (layers, True), (layers, False)
     bar = tqdm(total=len(forms), desc="sensitivity", unit="form", disable=None if progress else True)
-    with bar, evaluating(calibrated.model, calibrated.prepared, converted):
-        expected = [_called(calibrated.model, batch) for batch in calibrated.kept]
+    with bar, evaluating(calibrated.probe, calibrated.prepared, converted):
+        expected = [_called(calibrated.probe, batch) for batch in calibrated.kept]
         whole = _error(expected, (_called(converted, batch) for batch in calibrated.kept))
         measure = _Forms(calibrated, sweep_of(calibrated, floats), metric, forms, expected, converting)
         results = {}
@@ -117,8 +119,8 @@ def harms(calibrated: Calibrated) -> dict[str, float]:
     """By layer, the power of the error that it makes at the output where it alone is int8, over the output's power."""
     floats = left_float(calibrated.converted(calibrated.recipe), calibrated.layers)
     forms: Forms = {name: ((name,), True) for name in calibrated.layers if name not in floats}
-    with evaluating(calibrated.model, calibrated.prepared):
-        expected = [_called(calibrated.model, batch) for batch in calibrated.kept]
+    with evaluating(calibrated.probe, calibrated.prepared):
+        expected = [_called(calibrated.probe, batch) for batch in calibrated.kept]
         measure = _Forms(calibrated, sweep_of(calibrated, floats), None, forms, expected)
         return {name: measure.of(name)[0].share for name in forms}
 
@@ -257,7 +259,7 @@ class _Forms:
         try:
             with torch.no_grad():
                 replay.record(self._evaluate)
-        except (Unlike, CaptureMismatch):
+        except Unlike:
             return None
         return replay
 

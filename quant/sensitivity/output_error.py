@@ -33,8 +33,8 @@ class OutputError:
         for one, other in zip(_reals(expected), _reals(output), strict=False):
             if one.shape != other.shape or not one.numel():
                 continue
-            real, difference = one.double(), other.double() - one.double()
-            self.signal += float(real.square().sum())
+            real, difference = one.double(), torch.where(one == other, 0.0, other.double() - one.double())
+            self.signal += float(real[real.isfinite()].square().sum())  # masked scores are -inf in both
             self.noise += float(difference.square().sum())
             if one.dim() > 1:
                 self._add_divergence(one, other)
@@ -44,13 +44,14 @@ class OutputError:
         if expected.shape[dimension] < 2:
             return
         log_p, log_q = (torch.log_softmax(one.double(), dimension) for one in (expected, output))
-        self.divergence += float((log_p.exp() * (log_p - log_q)).sum())
+        terms = log_p.exp() * (log_p - log_q)
+        self.divergence += float(torch.where(log_p == -math.inf, 0.0, terms).sum())  # 0 log 0 is 0
         self.rows += expected.numel() // expected.shape[dimension]
 
     @property
     def sqnr(self) -> float:
-        """In dB; inf where the outputs are equal, nan where the float model's are all zero or not finite."""
-        return decibels(self.signal, self.noise)
+        """In dB; inf where the outputs are equal, nan where the float model's are all zero, or no reals."""
+        return decibels(self.signal, self.noise) if self.signal or self.noise else math.nan
 
     @property
     def kl(self) -> float:

@@ -81,8 +81,8 @@ class Sensitivity:
         """A JSON-ready dictionary; numbers that are not finite (no error at all) are None."""
         data = asdict(self)
         for key in ("layers", "groups"):
-            data[key] = [{name: _plain(value) for name, value in one.items()} for one in data[key]]
-        return {key: _plain(value) for key, value in data.items()}
+            data[key] = [{name: finite(value) for name, value in one.items()} for one in data[key]]
+        return {key: finite(value) for key, value in data.items()}
 
     def to_json(self, path: str | os.PathLike[str] | None = None) -> str:
         """The same as text, which is also written to `path`, if any."""
@@ -150,5 +150,6 @@ def _signed(value: float | None) -> str:
     return "-" if value is None else f"{value:+.4f}"
 
 
-def _plain(value: Any) -> Any:
+def finite(value: Any) -> Any:
+    """A value as JSON has it: None for a number that is not finite."""
     return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -6,10 +6,11 @@ weight that fits it (`runtime/layers/scaled_linear.py`), so that nothing hangs o
 
 from __future__ import annotations
 
+import contextlib
 import glob
 import itertools
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence, Sized
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -18,7 +19,9 @@ from torch import Tensor, nn
 
 from quant.calibrate.batches import Caller, check_batches
 from quant.calibrate.driver import Forward
+from quant.capture.outer_objects import Outside
 from quant.capture.recorded_modules import evaluating
+from quant.capture.snapshot import Snapshot
 from quant.copying import copy_model
 from quant.leaves import base_layer
 from quant.recipe import QConfig, Recipe
@@ -77,21 +80,48 @@ def smooth(
     return copy_model(model) if smoothed.model is model else smoothed.model
 
 
-def some_batches(batches: Iterable[Any], limit: int | None) -> tuple[list[Any], Iterable[Any]]:
-    """The batches to look at, and all of them with none lost: of a sequence some from everywhere, else the first."""
-    known = len(batches) if isinstance(batches, Sized) else 2 * SHARE
+def some_batches(batches: Iterable[Any], limit: int | None) -> tuple[list[Any] | First, Iterable[Any]]:
+    """The batches to look at, and all of them with none lost: of a sequence some from everywhere, else the first.
+
+    Of an iterable that gives its batches anew each time none is held in memory.
+    """
+    known = _count(batches)
     known = known if limit is None else min(known, limit)
     count = max(1, min(MOST, known // SHARE))
     if isinstance(batches, Sequence):
-        return [batches[place * known // count] for place in range(count if known else 0)], batches
-    with torch.random.fork_rng(devices=[]):  # a loader that shuffles draws its order
-        iterator = iter(batches)
-        first = list(itertools.islice(iterator, count))
-    return first, itertools.chain(first, iterator) if iterator is batches else batches
+        return [batches[place * known // count] for place in range(count if known > 0 else 0)], batches
+    if not isinstance(batches, Iterator):
+        return First(batches, count), batches
+    first = list(itertools.islice(batches, count))
+    return first, itertools.chain(first, batches)
+
+
+def _count(batches: Iterable[Any]) -> int:
+    """How many batches there are; a guess where they do not say, as a DataLoader of a stream."""
+    try:
+        return len(batches)  # type: ignore[arg-type]
+    except TypeError:
+        return 2 * SHARE
+
+
+@dataclass(frozen=True)
+class First:
+    """The first batches of an iterable that gives them anew each time."""
+
+    batches: Iterable[Any]
+    count: int
+
+    def __len__(self) -> int:
+        return self.count
+
+    def __iter__(self) -> Iterator[Any]:
+        return itertools.islice(self.batches, self.count)
 
 
 @torch.no_grad()
-def smoothed_model(model: nn.Module, batches: list[Any], recipe: Recipe, forward: Forward | None = None) -> Smoothed:
+def smoothed_model(
+    model: nn.Module, batches: list[Any] | First, recipe: Recipe, forward: Forward | None = None
+) -> Smoothed:
     """Decide for each group of layers that read one input."""
     settings = dict(_layers(model, recipe))
     if not settings:
@@ -132,14 +162,16 @@ def _layers(model: nn.Module, recipe: Recipe) -> Iterator[tuple[str, QConfig]]:
             yield name, qconfig
 
 
-def _seen(model: nn.Module, names: list[str], batches: list[Any], forward: Forward | None) -> list[Seen]:
-    """The inputs of the layers for some batches, which leave no trace on model, data or torch's generators."""
-    if any(isinstance(leaf, Iterator) for leaf in leaves(batches)):
-        return []  # which can be read once, by calibration
-    probe, caller = copy_model(model), Caller(model)
-    with evaluating(probe), torch.random.fork_rng(devices=[]), watching(probe, names, len(batches)) as watch:
+def _seen(model: nn.Module, names: list[str], batches: list[Any] | First, forward: Forward | None) -> list[Seen]:
+    """The inputs of the layers for some batches, which leave no trace on model, data, generators or globals."""
+    probe = copy_model(model)
+    with evaluating(probe), _put_back(probe), watching(probe, names, len(batches)) as watch:
         try:
-            for batch in map(copied_together, batches):
+            caller = Caller(model)
+            for batch in batches:
+                if any(isinstance(leaf, Iterator) for leaf in leaves(batch)):
+                    return []  # which can be read once, by calibration
+                batch = copied_together(batch)
                 if forward is not None:
                     forward(probe, batch)
                     continue
@@ -147,7 +179,29 @@ def _seen(model: nn.Module, names: list[str], batches: list[Any], forward: Forwa
                 probe(*args, **kwargs)
         except Exception:  # calibration meets it too, and says at which batch
             return []
+        for seen in watch.groups():
+            if any(_is_written(model.get_submodule(name), probe.get_submodule(name)) for name in seen.layers):
+                seen.apart = True
     return watch.groups()
+
+
+@contextlib.contextmanager
+def _put_back(model: nn.Module) -> Iterator[None]:
+    """Restore what forwards change on a model and outside of it."""
+    outside = Outside()
+    for module in model.modules():
+        outside.enter(module, module.forward)
+    before = Snapshot(model, outside)
+    try:
+        yield
+    finally:
+        before.put_back()
+
+
+def _is_written(layer: nn.Module, probed: nn.Module) -> bool:
+    """Whether a forward has changed a layer's weight: a write to the weight of a scaled layer would be lost."""
+    before, now = layer._parameters["weight"], probed._parameters.get("weight")
+    return before is None or now is None or not torch.equal(before, now)
 
 
 def _choice(model: nn.Module, seen: Seen, settings: dict[str, QConfig]) -> Choice | None:

@@ -222,9 +222,12 @@ class _Assembler:
 
     def _recurrent_step(self, step: Step) -> None:
         node, emits = self.fused.graph.nodes[step.nodes[0]], self.fused.emits_integers(step)
-        values = {index: self.integer(index) if index in step.inputs else self.real(index) for index in node.refs}
-        args, kwargs = _with_values(node, values)
-        out = self._id(node.index, quantized=False)
+        input, rest = _input_and_rest(node)
+        # One value may be the input and a state: the state is read as a float.
+        first = {index: self.integer(index) if index in step.inputs else self.real(index) for index in input.refs}
+        (x,), _ = _with_values(input, first)
+        states, kwargs = _with_values(rest, {index: self.real(index) for index in rest.refs})
+        args, out = (x, *states), self._id(node.index, quantized=False)
         self.emit(RecurrentCall(out=out, step=step.name, path=node.target, args=args, kwargs=kwargs, integers=emits))
         if step.output != node.index:
             self.emit(TakeSequence(out=self._id(step.output, quantized=emits), step=step.name, source=out))
@@ -262,6 +265,14 @@ def callee_of(node: Node) -> Callee:
     if node.kind is Kind.FUNCTION:
         return function(node.target)
     return Method(node.target) if node.kind is Kind.METHOD else Submodule(node.target)
+
+
+def _input_and_rest(node: Node) -> tuple[Node, Node]:
+    """A recurrent layer's call with its input alone, which may be given by name, and with its other arguments."""
+    if node.args:
+        return replace(node, args=node.args[:1], kwargs={}), replace(node, args=node.args[1:])
+    others = dict(node.kwargs)
+    return replace(node, args=(others.pop("input"),), kwargs={}), replace(node, kwargs=others)
 
 
 def _with_values(node: Node, ids: dict[int, int]) -> tuple[Any, ...]:

@@ -87,7 +87,7 @@ def test_a_contender_far_behind_is_not_measured_again() -> None:
     clock = Clock()
     layer = Layer(clock, {"": 1, "reference": 1000})
     autotune(nn.Sequential(layer), X, backends=["reference"], progress=False, clock=clock)
-    assert clock.now < 4
+    assert clock.now < 5  # a call that packs and three first ones; rounds would be fifteen more
 
 
 def test_where_float_is_faster_the_result_gives_the_rule(capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,6 +1,6 @@
 """One search on a small model, in a process of its own that may be killed: test_autoquant.py starts it.
 
-python autoquant_run.py CHECKPOINT RESULT [SECONDS after which the process kills itself]
+python autoquant_run.py CHECKPOINT, the clock's READING at which the process kills itself, THREADS
 """
 
 from __future__ import annotations
@@ -9,9 +9,6 @@ import hashlib
 import os
 import signal
 import sys
-import threading
-import time
-from pathlib import Path
 
 import torch
 from torch import Tensor, nn
@@ -59,13 +56,15 @@ def search(checkpoint: str | None, **settings: object) -> quant.types.Autoquanti
 
 
 class Ticks:
-    """A clock on which every call takes a second."""
+    """A clock on which every call takes a second; the process is killed at the last of its readings, if any."""
 
-    def __init__(self) -> None:
-        self.now = 0.0
+    def __init__(self, last: int | None = None) -> None:
+        self.now, self.last = 0.0, last
 
     def __call__(self) -> float:
         self.now += 1.0
+        if self.now == self.last:
+            os.kill(os.getpid(), signal.SIGKILL)
         return self.now
 
 
@@ -77,15 +76,9 @@ def digest(result: quant.types.Autoquantized) -> str:
     return seen.hexdigest()
 
 
-def main(checkpoint: str, result: str, seconds: str = "") -> None:
-    if seconds:
-
-        def kill() -> None:
-            time.sleep(float(seconds))
-            os.kill(os.getpid(), signal.SIGKILL)
-
-        threading.Thread(target=kill, daemon=True).start()
-    Path(result).write_text(digest(search(checkpoint)))
+def main(checkpoint: str, last: str, threads: str) -> None:
+    torch.set_num_threads(int(threads))
+    search(checkpoint, clock=Ticks(int(last)))
 
 
 if __name__ == "__main__":

@@ -69,18 +69,12 @@ def test_a_larger_budget_is_never_dearer(tmp_path: Path) -> None:
 
 def test_a_search_that_was_killed_gives_the_same_model_to_the_bit(tmp_path: Path) -> None:
     expected = digest(search(None))
-    checkpoint, result = tmp_path / "search.json", tmp_path / "result"
-    chance, kills = random.Random(5), 0
-    command = [sys.executable, autoquant_run.__file__, str(checkpoint), str(result)]
-    for _ in range(4):
-        child = subprocess.run([*command, f"{chance.uniform(0.0, 0.6):.3f}"], capture_output=True, text=True)
-        kills += child.returncode == -signal.SIGKILL
-        if checkpoint.exists():
-            json.loads(checkpoint.read_text())  # whole, whenever the writer is killed
+    checkpoint = tmp_path / "search.json"
+    command = [sys.executable, autoquant_run.__file__, str(checkpoint), "150", str(torch.get_num_threads())]
     child = subprocess.run(command, capture_output=True, text=True)
-    assert child.returncode == 0, child.stderr
-    assert kills
-    assert result.read_text() == expected
+    assert child.returncode == -signal.SIGKILL, child.stderr
+    assert json.loads(checkpoint.read_text())["measured"]
+    assert digest(search(str(checkpoint))) == expected
 
 
 class Killed(BaseException):
@@ -125,6 +119,70 @@ def test_from_the_keyboard_the_best_so_far_is_given() -> None:
     assert result.evaluations == 1
     assert result.form == "static"
     assert "ended from the keyboard" in str(result)
+
+
+class Interrupted(Ticks):
+    """A clock in which Ctrl-C is pressed at a certain reading."""
+
+    def __init__(self, last: int) -> None:
+        super().__init__()
+        self.left = last
+
+    def __call__(self) -> float:
+        self.left -= 1
+        if not self.left:
+            raise KeyboardInterrupt
+        return super().__call__()
+
+
+def test_from_the_keyboard_in_the_last_tuning_nothing_is_lost() -> None:
+    whole = Interrupted(0)
+    expected = search(None, clock=whole)
+    readings = -whole.left
+    for last in (readings - 3, readings - 40):  # the tuned model's timing, and the autotuner's
+        result = search(None, clock=Interrupted(last))
+        assert result.interrupted
+        assert result.chosen == expected.chosen
+        assert torch.equal(result.model(problem()[2]), expected.model(problem()[2]))
+    with pytest.raises(KeyboardInterrupt):  # before float is measured, there is nothing to give
+        search(None, clock=Interrupted(2))
+
+
+class Counting(nn.Module):
+    """Counts its calls in a buffer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(6, 8), nn.Linear(8, 4)
+        self.register_buffer("calls", torch.zeros(()))
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.calls += 1
+        return self.second(torch.relu(self.first(x)))
+
+
+def test_buffers_that_forwards_write_stay_as_they_were() -> None:
+    torch.manual_seed(0)
+    model, batches, x = Counting().eval(), [torch.randn(8, 6) for _ in range(3)], torch.randn(50, 6)
+    classes = model(x).argmax(1)
+    model.calls.zero_()
+    own = 0
+
+    def evaluate(one: nn.Module) -> float:
+        nonlocal own
+        own += one.get_buffer("calls").data_ptr() == model.calls.data_ptr()
+        return agreement(x, classes)(one)
+
+    result = quant.autoquant(
+        model, batches, evaluate, max_drop=1.0, objective="size", progress=False, clock=Ticks(), max_evaluations=1
+    )
+    assert model.calls == own  # of the metric alone
+    assert result.form == "static"
+    assert result.model.get_buffer("calls") == own
+    own = 0
+    model.calls.zero_()
+    quant.sensitivity(model, batches, evaluate, progress=False)
+    assert model.calls == own
 
 
 def test_evaluations_are_bounded() -> None:
@@ -238,8 +296,10 @@ def test_the_backends_of_the_autotuner_are_applied(monkeypatch: pytest.MonkeyPat
         ({"max_drop": float("nan")}, "max_drop is nan"),
         ({"objective": "speed"}, "objective is 'speed', expected 'latency' or 'size'"),
         ({"max_evaluations": 0}, "max_evaluations is 0"),
+        ({"max_evaluations": 2.5}, "max_evaluations is 2.5, expected a whole number"),
+        ({"limit": -1}, "limit is -1, expected at least 1 batch"),
     ],
-    ids=["below 0", "NaN", "another objective", "no evaluation"],
+    ids=["below 0", "NaN", "another objective", "no evaluation", "half an evaluation", "no batch"],
 )
 def test_arguments_are_checked_first(settings: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
@@ -251,6 +311,8 @@ def test_bad_metrics_and_data() -> None:
     good = agreement(x, classes)
     with pytest.raises(MetricError, match="returned a str"):
         quant.autoquant(model, batches, lambda one: "good", max_drop=0.1, progress=False)
+    with pytest.raises(TypeError, match="Module, got function"):
+        quant.autoquant(good, batches, good, max_drop=0.1, progress=False)  # type: ignore[arg-type]
     with pytest.raises(MetricError, match="return its negative"):
         quant.autoquant(model, batches, lambda one: 1.0 - good(one), max_drop=0.1, progress=False)
     with pytest.raises(DataError, match="data is empty"):
@@ -270,9 +332,12 @@ def test_a_model_whose_metric_is_nan_is_refused() -> None:
     model, batches, x, classes = problem()
     good = agreement(x, classes)
     result = quant.autoquant(
-        model, batches, lambda one: good(one) if one is model else float("nan"), max_drop=0.1, progress=False
-    )
+        model, batches, lambda one: good(one) if one is model else float("nan"), max_drop=0.1, progress=False,
+        max_evaluations=2, clock=Ticks(),
+    )  # fmt: skip
     assert result.form == "float"
+    written = json.loads(result.to_json(), parse_constant=pytest.fail)  # NaN and Infinity are no JSON
+    assert written["trials"][1]["metric"] is None
 
 
 def test_a_checkpoint_of_something_else_is_refused_and_kept(tmp_path: Path) -> None:
@@ -286,6 +351,7 @@ def test_a_checkpoint_of_something_else_is_refused_and_kept(tmp_path: Path) -> N
         ("{}", "is no checkpoint"),
         ("[1]", "is no checkpoint"),
         ('{"identity": {}, "measured": {"scores": 3}}', "is no checkpoint"),
+        ('{"identity": {}, "measured": {"scores": {"a": 3}}}', "is no checkpoint"),
         ('{"identity": {"version of the file": "0"}, "measured": {}}', "with another version of the file"),
     ):
         other = tmp_path / "other.json"
@@ -294,6 +360,27 @@ def test_a_checkpoint_of_something_else_is_refused_and_kept(tmp_path: Path) -> N
             search(str(other))
         assert other.read_text() == text
     assert path.read_bytes() == before
+
+
+def test_measurements_of_other_data_and_other_classes_are_refused(tmp_path: Path) -> None:
+    model, batches, x, classes = problem()
+    more = [*batches, 9 * batches[0]]
+    settings: dict[str, Any] = {
+        "max_drop": 1.0, "objective": "size", "max_evaluations": 1, "checkpoint": tmp_path / "search.json",
+        "progress": False, "clock": Ticks(),
+    }  # fmt: skip
+
+    class Other(autoquant_run.Classifier):
+        def forward(self, x: Tensor) -> Tensor:
+            return self.head(torch.tanh(self.layers(x)))
+
+    quant.autoquant(model, more, agreement(x, classes), limit=4, **settings)
+    with pytest.raises(CheckpointError, match="was measured with another data"):
+        quant.autoquant(model, more, agreement(x, classes), **settings)
+    other = Other().eval()
+    other.load_state_dict(model.state_dict())
+    with pytest.raises(CheckpointError, match="was measured with another weights"):
+        quant.autoquant(other, more, agreement(x, classes), limit=4, **settings)
 
 
 def test_the_model_is_left_as_it_was() -> None:
@@ -348,6 +435,7 @@ def test_few_evaluations_find_the_fewest_layers(layers: int, budget: float) -> N
     harm = {f"layer{place}": 10 ** chance.uniform(-6, -0.5) for place in range(layers)}
     bench: Any = Additive(harm)
     found = Search(bench, budget, False, 200, lambda *_: None, dict)
+    found.begin()
     found.run()
     worst_first = sorted(harm.values(), reverse=True)
     fewest = next(count for count in range(layers + 1) if sum(worst_first[count:]) <= budget)
@@ -360,6 +448,7 @@ def test_a_dearer_candidate_that_suffices_comes_before_float(monkeypatch: pytest
     bench: Any = Additive({"one": 0.3, "two": 0.2, "three": 0.001})
     bench.possible = lambda choice: {"one", "two", "three"}
     found = Search(bench, 0.01, False, 50, lambda *_: None, dict)
+    found.begin()
     found.run()
     assert {choice for _, choice in found.best.plan.choices} == {searching.WIDE.name}
 

@@ -379,7 +379,16 @@ def test_an_extension_of_older_sources_is_no_error_of_doctor() -> None:
 @pytest.mark.parametrize("name", NAMES)
 def test_doctor_says_whose_kernels_each_family_runs(name: str) -> None:
     kernels = doctor.kernels_of(name)
-    assert list(kernels) == ["gemm", "gemm_of_safe_pairs", "depthwise", "winograd", "rows", "elementwise", "reals"]
+    assert list(kernels) == [
+        "gemm",
+        "gemm_of_safe_pairs",
+        "depthwise",
+        "winograd",
+        "rows",
+        "elementwise",
+        "reals",
+        "narrow",
+    ]
     assert kernels["gemm"] == name
     for served in kernels.values():
         assert served in NAMES or served.startswith("none: "), served

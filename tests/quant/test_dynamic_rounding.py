@@ -157,3 +157,21 @@ def test_bad_input_is_named(model: nn.Module, data: list[Tensor]) -> None:
         quantized(model, [torch.zeros(4, dtype=torch.int64)])
     with pytest.raises(ValueError, match="checkpoint keeps what"):
         quant.quantize_dynamic(model, FOUR, batches=data, checkpoint="c")
+
+
+def test_a_layer_may_get_its_input_by_name(model: nn.Module, data: list[Tensor]) -> None:
+    class Named(nn.Module):
+        def __init__(self, head: nn.Module) -> None:
+            super().__init__()
+            self.head = head
+
+        def forward(self, x: Tensor) -> Any:
+            return self.head(input=x)
+
+    q, plain = quantized(Named(model.head), data), quantized(model.head, data)
+    assert torch.equal(q(data[0]), plain(data[0]))
+
+
+def test_the_report_says_where_no_finite_values_came(model: nn.Module, data: list[Tensor]) -> None:
+    q = quantized(model, [torch.full_like(data[0], torch.nan)])
+    assert "rounded to nearest: no finite values came to it" in str(quant.summary(q))

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from quant.calibrate import CalibrationWarning, DataError
 from torch import Tensor, nn
 
 import quant
-from quant.metric import MetricError, MetricWarning
+from quant.metric import MetricError, MetricWarning, Score, score_of
 from quant.sensitivity import Sensitivity, measure
 from quant.variants import Calibrated
 
@@ -222,6 +226,79 @@ def test_a_metric_whose_calls_follow_the_outputs_is_evaluated_on_each_form() -> 
         assert found["head"].only_int8_loss == pytest.approx(1.0 - evaluate(alone), rel=0.02)
 
 
+class Rows(nn.Module):
+    """Three layers in a row, on rows of 6."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(nn.Linear(6, 16), nn.ReLU(), nn.Linear(16, 16))
+        self.head = nn.Linear(16, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(torch.relu(self.layers(x)))
+
+
+LONG = torch.randn(1000, 6, generator=torch.Generator().manual_seed(3))
+
+
+def in_threads(model: nn.Module) -> Tensor:
+    sizes = [700, 10, 200, 5, 70, 5, 5, 5]  # short calls end before the long ones that began earlier
+    with ThreadPoolExecutor(4) as threads:
+        return torch.cat(list(threads.map(model, LONG.split(sizes))))
+
+
+def of_a_hook(model: nn.Module) -> Tensor:
+    seen: list[Tensor] = []
+    handle = model.get_submodule("head").register_forward_hook(lambda module, args, output: seen.append(output))
+    output = model(LONG)
+    handle.remove()
+    return output + len(seen)
+
+
+def of_layers(model: nn.Module) -> Tensor:
+    return model(LONG) + model.get_submodule("head")(torch.ones(1, 16))
+
+
+def under_autocast(model: nn.Module) -> Tensor:
+    with torch.autocast("cpu"):
+        return model(LONG).float()
+
+
+def passing_over_errors(model: nn.Module) -> Tensor:
+    output = model(LONG)
+    if not torch.equal(output, built(Rows)(LONG)):
+        with contextlib.suppress(Exception):
+            return output + model(-LONG)
+    return output
+
+
+def of_one_value(model: nn.Module) -> Tensor:
+    x = LONG.clone()
+    if not torch.equal(model(x), built(Rows)(LONG)):
+        x[666, 1] += 3.0  # none of the values that a fingerprint samples
+    return model(x)[666]
+
+
+@pytest.mark.parametrize(
+    "outputs", [in_threads, of_a_hook, of_layers, under_autocast, passing_over_errors, of_one_value]
+)
+def test_a_metric_that_cannot_be_replayed_is_evaluated_on_each_form(
+    outputs: Callable[[nn.Module], Tensor], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, data = built(Rows), rows()
+    with torch.no_grad():
+        expected = outputs(model)
+
+    def evaluate(other: nn.Module) -> float:
+        return 1.0 - float((outputs(other) - expected).abs().mean())
+
+    swept = quant.sensitivity(model, data, evaluate, progress=False)
+    monkeypatch.setattr(measure, "sweep_of", lambda *_: None)
+    each = quant.sensitivity(model, data, evaluate, progress=False)
+    losses = {one.name: one.only_int8_loss for one in each}
+    assert {one.name: one.only_int8_loss for one in swept} == pytest.approx(losses, rel=1e-4)
+
+
 def run(evaluate: Any, data: Any = None) -> Sensitivity:
     return quant.sensitivity(built(Residual), images() if data is None else data, evaluate, progress=False)
 
@@ -234,8 +311,12 @@ def run(evaluate: Any, data: Any = None) -> Sensitivity:
         (lambda model: [], "returned an empty list"),
         (lambda model: {"accuracy": 1.0}, "returned a dict"),
         (lambda model: float("nan"), "returned nan for the float model"),
+        (lambda model: [math.inf, -math.inf], "returned nan for the float model"),
+        (lambda model: (0.5, 0.9), "returned a tuple"),  # a loss and an accuracy have no mean
+        (lambda model: np.array(["good"]), "returned a ndarray"),
+        (lambda model: torch.tensor(1j), "returned a Tensor of torch.complex64"),
     ],
-    ids=["a text", "None", "nothing", "a dict", "NaN"],
+    ids=["a text", "None", "nothing", "a dict", "NaN", "infinities", "two metrics", "texts", "complex"],
 )
 def test_a_metric_that_is_no_number_is_an_error(evaluate: Any, message: str) -> None:
     with pytest.raises(MetricError, match=message):
@@ -261,6 +342,45 @@ def test_a_metric_that_differs_from_call_to_call_is_said_once() -> None:
     assert len(caught) == 1
     assert found.noise == pytest.approx(1e-3, rel=0.1)
     assert model is not None
+
+
+@pytest.mark.parametrize(
+    "samples",
+    [np.array([True, False]), [torch.tensor(1.0), torch.tensor(0)], [np.bool_(1), np.bool_(0)], [True, Fraction(0)]],
+    ids=["an array", "tensors", "booleans of numpy", "numbers of all kinds"],
+)
+def test_scores_of_samples_are_of_any_numbers(samples: Any) -> None:
+    assert score_of(samples, "test") == Score(0.5, (1.0, 0.0))
+
+
+def test_a_metric_of_another_model_than_its_argument_is_said() -> None:
+    model, data = built(Rows), rows()
+    evaluate = agreement(model, data)
+    with pytest.warns(MetricWarning, match="calls another model than its argument") as caught:
+        quant.sensitivity(model, data, lambda other: evaluate(model), progress=False)
+    assert caught[0].filename == __file__
+    assert not model._forward_hooks
+
+
+def test_masked_scores_and_outputs_without_reals() -> None:
+    model, data = built(Rows), rows()
+    masked = Calls(model, lambda y: y.masked_fill(torch.arange(4) > 2, -math.inf))
+    found = quant.sensitivity(masked, data, progress=False)
+    plain = quant.sensitivity(Calls(model, lambda y: y[:, :3]), data, progress=False)
+    assert found.sqnr == pytest.approx(plain.sqnr, abs=0.3)
+    assert found.kl == pytest.approx(plain.kl, rel=0.1)
+    assert math.isnan(quant.sensitivity(Calls(model, lambda y: y.argmax(1)), data, progress=False).sqnr)
+
+
+class Calls(nn.Module):
+    """A model, and a function of its outputs."""
+
+    def __init__(self, inner: nn.Module, function: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.inner, self.function = inner, function
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.function(self.inner(x))
 
 
 def test_a_metric_that_does_not_use_the_outputs_is_said() -> None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
+import itertools
 import warnings
+import weakref
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,10 +14,12 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils.data import DataLoader, IterableDataset
 
 import quant
 from quant.runtime.layers.scaled_linear import ScaledLinear
 from quant.smoothing import smooth
+from quant.smoothing.inputs import watching
 
 WIDTH = 48
 
@@ -301,3 +305,132 @@ def test_a_lone_layer() -> None:
     q = static(copy.deepcopy(layer), batches)
     assert isinstance(q, ScaledLinear)
     assert sqnr(layer(batches[0]).detach(), q(batches[0])) > 30
+
+
+class Holding(nn.Module):
+    """A forward that reaches its layer by a list, and reads what the user set on it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.layer = nn.LayerNorm(WIDTH), nn.Linear(WIDTH, 8)
+        self.layer.gain = 2.0  # type: ignore[assignment]
+        self.layers = (self.layer,)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.layers[0](self.norm(x)) * self.layer.gain
+        return y
+
+
+def test_a_scaled_layer_is_the_same_object_with_what_was_set_on_it() -> None:
+    torch.manual_seed(0)
+    model, (x,) = Holding().eval(), data(1, seed=9)
+    plant(model.norm, [model.layer])
+    scaled, q = smooth(model, data()), static(model, data())
+    assert isinstance(scaled.layer, ScaledLinear)
+    assert scaled.layers[0] is scaled.layer
+    assert type(model.layer) is nn.Linear
+    with torch.no_grad():
+        assert sqnr(model(x), scaled(x)) > 110
+        assert sqnr(model(x), q(x)) > 30
+    assert quant.summary(q)["layer"].outcome == "int8"
+
+
+class Stream(IterableDataset[Tensor]):
+    """Data of no known length."""
+
+    def __iter__(self) -> Iterator[Tensor]:
+        return iter(torch.cat(data()))
+
+
+class Loader:
+    """Gives its batches anew each time, and counts those that are in memory."""
+
+    def __init__(self) -> None:
+        self.alive, self.most = 0, 0
+
+    def __len__(self) -> int:
+        return 64
+
+    def __iter__(self) -> Iterator[Tensor]:
+        for x in itertools.islice(itertools.cycle(data()), 64):
+            batch = x.clone()
+            self.alive += 1
+            self.most = max(self.most, self.alive)
+            weakref.finalize(batch, self._gone)
+            yield batch
+            del batch
+
+    def _gone(self) -> None:
+        self.alive -= 1
+
+
+def test_a_loader_of_a_stream_has_no_length() -> None:
+    loader: DataLoader[Tensor] = DataLoader(Stream(), batch_size=4)
+    q = static(transformer(), loader)
+    assert isinstance(q[0].wide, ScaledLinear)
+
+
+def test_batches_of_a_loader_are_looked_at_one_by_one() -> None:
+    loader = Loader()
+    static(transformer(), loader)
+    assert loader.most <= 3
+
+
+@pytest.mark.parametrize(("batches", "limit"), [([], None), (data(2), 0)], ids=["empty", "limit 0"])
+def test_no_batches_are_refused_as_calibration_refuses_them(batches: list[Tensor], limit: int | None) -> None:
+    with pytest.raises(ValueError, match=r"calibrate\.run: "):
+        quant.quantize_static(transformer(), batches, example_inputs=data(1)[0], limit=limit, progress=False)
+
+
+def test_a_write_between_two_layers_gives_them_different_inputs() -> None:
+    class Writing(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.one, self.two = nn.Linear(WIDTH, 8), nn.Linear(WIDTH, 8)
+
+        def forward(self, x: Tensor) -> Tensor:
+            x = x + 1
+            y = self.one(x)
+            x.mul_(torch.arange(WIDTH))
+            z: Tensor = y + self.two(x)
+            return z
+
+    model = Writing().eval()
+    with torch.no_grad(), watching(model, ["one", "two"], 1) as watch:
+        model(data(1)[0])
+    assert [seen.layers for seen in watch.groups()] == [["one"], ["two"]]
+
+
+def test_little_of_a_convolutions_inputs_is_kept() -> None:
+    model = nn.Sequential(nn.Conv2d(3, 64, 3, dilation=2, padding=2), nn.Conv2d(64, 4, 3), nn.Conv2d(4, 4, (33, 1)))
+    with torch.no_grad(), pytest.MonkeyPatch.context() as patch:
+        patch.setattr("quant.smoothing.inputs.KEPT", 3 * 4096)
+        with watching(model, ["0", "1", "2"], 8) as watch:
+            for _ in range(8):
+                model(torch.randn(2, 3, 60, 62))
+    first, second, third = ([tuple(x.shape) for x in seen.kept] for seen in watch.groups())
+    assert first == [(1, 3, 36, 37)]
+    assert second == [(1, 64, 7, 8)]
+    assert third == [(1, 4, 33, 32)]  # the kernel's height at least
+
+
+@pytest.mark.parametrize("data_of", [False, True], ids=["in place", "through data"])
+def test_a_layer_whose_weight_a_forward_writes_to_is_left_alone(data_of: bool) -> None:
+    class Bounded(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.norm, self.layer, self.last = nn.LayerNorm(WIDTH), nn.Linear(WIDTH, 8), nn.Linear(8, 4)
+
+        def forward(self, x: Tensor) -> Tensor:
+            with torch.no_grad():
+                (self.layer.weight.data if data_of else self.layer.weight).clamp_(-0.05, 0.05)
+            y: Tensor = self.last(self.layer(self.norm(x)))
+            return y
+
+    torch.manual_seed(0)
+    model, (x,) = Bounded().eval(), data(1, seed=9)
+    plant(model.norm, [model.layer])
+    q = static(model, data())
+    assert type(smooth(model, data()).layer) is nn.Linear
+    with torch.no_grad():
+        assert sqnr(model(x), q(x)) > 30

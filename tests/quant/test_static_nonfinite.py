@@ -277,3 +277,22 @@ def test_samples_that_are_not_finite_are_nan_and_others_keep_their_bits(form: st
     assert bool(found[rows].isnan().all())
     others = torch.tensor([0, 1, 2, 4, 6, 7])
     assert torch.equal(found[others], expected[others])
+
+
+@pytest.mark.parametrize("pooled", [False, True], ids=["mean", "pool"])
+def test_integers_over_no_values_have_no_mean(pooled: bool, backend: str) -> None:
+    class Mean(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.one, self.two = nn.Linear(6, 6), nn.Linear(6, 4)
+
+        def forward(self, x: Tensor) -> Tensor:
+            y = torch.relu(self.one(x))
+            mean = nn.functional.adaptive_avg_pool1d(y.transpose(1, 2), 1).squeeze(-1) if pooled else y[:, 2:].mean(1)
+            out: Tensor = self.two(mean)
+            return out
+
+    q, _ = converted(Mean(), 3, 5, 6, backend=backend)
+    with pytest.raises(ValueError, match=r"^layer .*: its (mean is over 0 values|input is empty)$"):
+        q(torch.zeros(3, 0, 6))
+    assert q(torch.zeros(0, 5, 6)).shape == (0, 4)

@@ -115,6 +115,43 @@ def test_a_layer_alone_in_every_form_of_call(kind: str) -> None:
             assert error(layer(packed, state), converted(packed, state)) < 0.05
 
 
+class Cells(nn.Module):
+    """A recurrent layer behind a Linear, called in an unusual way."""
+
+    def __init__(self, layer: nn.Module, call: Callable[[nn.Module, Tensor], Any]) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.before, self.rnn, self.after = nn.Linear(7, 8), layer, nn.Linear(8, 5)
+        self.call = call
+
+    def forward(self, x: Tensor) -> Tensor:
+        result = self.call(self.rnn, torch.relu(self.before(x)))
+        out: Tensor = self.after(result[0] if isinstance(result, tuple) else result)
+        return out
+
+
+CALLS: dict[str, tuple[Callable[[], nn.Module], Callable[[nn.Module, Tensor], Any], tuple[int, ...]]] = {
+    "gru-cell-of-one-value": (lambda: nn.GRUCell(8, 8), lambda cell, h: cell(h, h), (3, 7)),
+    "rnn-cell-of-one-value": (lambda: nn.RNNCell(8, 8), lambda cell, h: cell(h, h), (7,)),
+    "lstm-cell-of-one-value": (lambda: nn.LSTMCell(8, 8), lambda cell, h: cell(h, (h, h)), (3, 7)),
+    "gru-of-one-value": (lambda: nn.GRU(8, 8), lambda layer, h: layer(h, h), (1, 3, 7)),
+    "gru-cell-by-names": (lambda: nn.GRUCell(8, 8), lambda cell, h: cell(hx=h * 0.5, input=h), (3, 7)),
+    "gru-by-names": (lambda: nn.GRU(8, 8), lambda layer, h: layer(input=h, hx=h[:1] * 0.5), (4, 3, 7)),
+    "gru-cell-of-one-value-by-names": (lambda: nn.GRUCell(8, 8), lambda cell, h: cell(input=h, hx=h), (3, 7)),
+}
+
+
+@pytest.mark.parametrize("case", CALLS)
+def test_the_input_may_be_the_state_too_and_have_a_name(case: str) -> None:
+    make, call, shape = CALLS[case]
+    model, x = Cells(make(), call), torch.randn(shape)
+    prepared, converted = made(model, x)
+    with torch.no_grad():
+        assert error(model(x), converted(x)) < 0.04
+        with simulating(prepared, exact=True):
+            assert error(prepared(x), converted(x)) < 1e-5
+
+
 @every_kind
 def test_a_sequence_in_two_calls_is_the_sequence(kind: str) -> None:
     torch.manual_seed(2)

@@ -216,7 +216,7 @@ def loaded_extension() -> str:
     problem = ops.extension_problem()
     if problem:
         pytest.skip(problem)
-    return os.environ.get("QUANT_EXTENSION") or str(ops.DEFAULT_EXTENSION)
+    return os.environ.get("QUANT_EXTENSION") or str(ops.extension_path())
 
 
 def done(*command: str) -> str:

@@ -161,7 +161,17 @@ def test_two_bytes_are_within_half_a_step_of_the_low_one(scale: float) -> None:
     assert error <= 0.501 * scale / two_bytes.STEPS + 255 * scale * 2**-23
 
 
-def test_exports_name_a_layer_that_they_cannot_write(tmp_path: Path) -> None:
-    _, q, _ = made("linears")
-    with pytest.raises(ValueError, match="16-bit activations"):
+@pytest.mark.parametrize("name", ["linears", "convolutions", "linear"])
+def test_an_export_to_qdq_names_a_layer_that_it_cannot_write_and_the_way_out(name: str) -> None:
+    _, q, _ = made(name)
+    with pytest.raises(ValueError, match=r"layer '\d?'.* 16-bit activations .*smooth=False"):
         quant.to_qdq(q)
+
+
+@pytest.mark.parametrize("name", ["linears", "convolutions"])
+def test_an_export_to_onnx_names_a_layer_that_it_cannot_write_and_the_way_out(name: str, tmp_path: Path) -> None:
+    pytest.importorskip("onnx", reason="onnx is not installed")
+    _, q, _ = made(name)
+    with pytest.raises(ValueError, match=r"layer '\d' has 16-bit activations .*smooth=False"):
+        quant.export_onnx(q, tmp_path / "model.onnx")
+    assert not list(tmp_path.iterdir())

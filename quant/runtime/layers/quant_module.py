@@ -40,8 +40,12 @@ class QuantModule(nn.Module):
 
     def can_plan(self) -> bool:
         """Whether it has an operation in a plan now; one of a narrow weight has none."""
-        narrow_weights = (one for name, one in self._buffers.items() if name.startswith("q_weight") and one is not None)
-        return self.planned is not None and not any(map(narrow.is_narrow, narrow_weights))
+        return self.planned is not None and not self.has_narrow_weight()
+
+    def has_narrow_weight(self) -> bool:
+        """Whether a weight of its own is stored in fewer than 8 bits."""
+        weights = (one for name, one in self._buffers.items() if name.startswith("q_weight") and one is not None)
+        return any(map(narrow.is_narrow, weights))
 
     kept_in_files: ClassVar[tuple[str, ...]] = ()
     layer_name: str

@@ -26,16 +26,6 @@ class ScaledLinear(nn.Linear):
     scaled_weight: nn.Parameter | None
     columns: Tensor
 
-    def __init__(self, weight: Tensor, bias: Tensor | None, columns: Tensor) -> None:
-        nn.Module.__init__(self)
-        self.out_features, self.in_features = weight.shape
-        own = (weight.detach() / columns).to(weight.dtype)
-        self.scaled_weight = nn.Parameter(own, requires_grad=weight.requires_grad)
-        self.register_parameter(
-            "bias", None if bias is None else nn.Parameter(bias.detach().clone(), bias.requires_grad)
-        )
-        self.register_buffer("columns", columns)
-
     @property
     def weight(self) -> Tensor:  # type: ignore[override]
         """The weight for the input as it comes, computed from `scaled_weight`."""
@@ -48,25 +38,33 @@ class ScaledLinear(nn.Linear):
 
 
 def scale_inputs(model: nn.Module, columns: dict[str, Tensor]) -> nn.Module:
-    """Put a `ScaledLinear` in the place of each named linear layer, under all of its names; returns the model.
+    """Make each named linear layer a `ScaledLinear`; returns the model, which is changed in place.
+
+    The modules stay the same objects, with whatever else was set on them: a forward may hold a layer in a list, too.
 
     Args:
-        model: changed in place, unless a name is '', its own.
         columns: float32 (in,) by the layer's name; layers with the same tensor share it.
     """
     for name, factors in columns.items():
-        old = model.get_submodule(name)
-        if isinstance(old, ScaledLinear):  # shared, and in its place under another name
-            continue
-        assert isinstance(old, nn.Linear)
-        new = ScaledLinear(old.weight, old.bias, factors.to(old.weight.device)).train(old.training)
-        if old is model:
-            return new
-        for parent in list(model.modules()):
-            for child, module in parent._modules.items():
-                if module is old:
-                    parent._modules[child] = new
+        layer = model.get_submodule(name)
+        if type(layer) is nn.Linear:
+            _scale_input(layer, factors)
+        elif not isinstance(layer, ScaledLinear):  # as a shared layer is, under its second name
+            raise TypeError(
+                f"layer {name!r} is a {type(layer).__name__}, expected an nn.Linear, whose input was scaled"
+            )
     return model
+
+
+def _scale_input(layer: nn.Linear, columns: Tensor) -> None:
+    weight, bias = layer._parameters.pop("weight"), layer._parameters.pop("bias")
+    assert weight is not None
+    columns = columns.to(weight.device)
+    own = (weight.detach() / columns).to(weight.dtype)
+    layer.__class__ = ScaledLinear
+    layer.register_parameter("scaled_weight", nn.Parameter(own, requires_grad=weight.requires_grad))
+    layer.register_parameter("bias", bias)
+    layer.register_buffer("columns", columns)
 
 
 def columns_of(model: nn.Module) -> dict[str, Tensor]:
