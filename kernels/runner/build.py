@@ -37,8 +37,11 @@ SECTIONS = ["-ffunction-sections", "-fdata-sections"]
 OWN_FLAGS = ["-std=c++20", "-Os", "-fPIC", "-fvisibility=hidden", "-Wall", "-Wextra", *SECTIONS]
 FAST = {"crc32.cpp": "-O2", "packed_gemm.cpp": "-O3"}
 """Files that go over all weights when a model is opened."""
-LEFT_OUT = ("threads_openmp.cpp", "gemm_amx_emulated.cpp")
-"""Files of the core that the runner has not: it brings its own threads, and emulated tiles are for tests."""
+LEFT_OUT = ("threads_openmp.cpp", "gemm_amx_emulated.cpp", "narrow_gemm.cpp")
+"""Files of the core that the runner has not: it brings its own threads, emulated tiles are for tests, and weights of
+its files are bytes. For what packs narrow ones the linker would keep their kernels, though nothing calls it."""
+WITHOUT_NARROW = dict.fromkeys(("linear.cpp", "rnn.cpp"), "-DOCTET_WITHOUT_NARROW")
+"""Leaves narrow weights out of the layers that may have them."""
 INFERENCE_ALONE = "-DOCTET_INFERENCE_ALONE"
 """Leaves out of the tables of rows what calibration and training call."""
 WITHOUT_EMULATION = "-DkAmxEmulatedGemm=kPortableGemm"
@@ -156,6 +159,7 @@ def flags_of(source: Path, threads: str, arch: str) -> list[str]:
     flags[flags.index("-O3")] = optimised
     flags += [] if optimised == "-O3" else SECTIONS
     flags += [INFERENCE_ALONE] if source.stem.startswith("rows_") else []
+    flags += [WITHOUT_NARROW[source.name]] if source.name in WITHOUT_NARROW else []
     return [*flags, WITHOUT_EMULATION] if source.name == "instruction_sets.cpp" else flags
 
 

@@ -30,9 +30,14 @@ class GroupedGemm : public PackedGemm {
                          int thread, int threads, bool backwards) const = 0;
 };
 
-// The products of a layer by group, or null where `scale` brings its sums to reals (or is empty).
+// The products of a layer by group, or null where `scale` brings its sums to reals (or is empty). A program without narrow weights is
+// compiled without them: OCTET_WITHOUT_NARROW.
 inline const GroupedGemm* groups_of(const PackedGemm& gemm, const float* scale) {
+#ifdef OCTET_WITHOUT_NARROW
+  return (void)gemm, (void)scale, nullptr;
+#else
   return scale ? nullptr : dynamic_cast<const GroupedGemm*>(&gemm);
+#endif
 }
 
 // A GroupedGemm where the source has groups.
