@@ -69,8 +69,8 @@ def test_settings_stand_in_the_detail(model: nn.Module) -> None:
     entry = summary(quantized)["head.fc"]
     assert (entry.outcome, entry.detail) == (
         "int4",
-        "weights per tensor, activation ranges per tensor, reference (exact); weights of 16 inputs stored as bytes, as 32 "
-        "does not divide them",
+        "weights per tensor, activation ranges per tensor, reference (exact); weights of 16 inputs stored as bytes, "
+        "as 32 does not divide them",
     )
 
 
