@@ -137,18 +137,34 @@ def states(observers: Mapping[str, Observer]) -> dict[str, Tensor]:
     return tensors
 
 
-def _read(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
+def read_whole(path: Path, key: str, writer: str, remedy: str) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """The manifest and the tensors of a file whose digest is right.
+
+    Args:
+        path: of the file.
+        key: name of the manifest in its header.
+        writer: who writes such files, for errors.
+        remedy: what to do, the end of errors.
+
+    Raises:
+        CheckpointError: another file, or a damaged one.
+    """
     try:
         with safetensors.safe_open(path, framework="pt") as file:
             header = file.metadata() or {}
             state = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a mapping
     except safetensors.SafetensorError as error:
-        raise CheckpointError(f"{path} is not a whole safetensors file ({error}){_REMEDY}") from error
-    if KEY not in header:
-        raise CheckpointError(f"{path} is a safetensors file that calibrate.run did not write{_REMEDY}")
-    if header.get("digest") != digest(header[KEY], state):
-        raise CheckpointError(f"{path} was altered or damaged: its digest does not match{_REMEDY}")
-    manifest: dict[str, Any] = json.loads(header[KEY])
+        raise CheckpointError(f"{path} is not a whole safetensors file ({error}){remedy}") from error
+    if key not in header:
+        raise CheckpointError(f"{path} is a safetensors file that {writer} did not write{remedy}")
+    if header.get("digest") != digest(header[key], state):
+        raise CheckpointError(f"{path} was altered or damaged: its digest does not match{remedy}")
+    manifest: dict[str, Any] = json.loads(header[key])
+    return manifest, state
+
+
+def _read(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    manifest, state = read_whole(path, KEY, "calibrate.run", _REMEDY)
     if manifest["schema"] != SCHEMA:
         raise CheckpointError(
             f"{path} has version {manifest['schema']}, this library reads {SCHEMA}: finish with the one that began"

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from quant.calibrate import CheckpointError
 from quant.calibrate.batches import fingerprint, tensors
-from quant.calibrate.checkpoint import digest, write_atomically
+from quant.calibrate.checkpoint import digest, read_whole, write_atomically
 from quant.runtime.layers.weighted import QWeight
 
 SCHEMA = 1
@@ -74,17 +74,7 @@ class Checkpoint:
         write_atomically(self.path, safetensors.torch.save(state, metadata=header))
 
     def _read(self, path: Path) -> None:
-        try:
-            with safetensors.safe_open(path, framework="pt") as file:
-                header = file.metadata() or {}
-                state = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a mapping
-        except safetensors.SafetensorError as error:
-            raise CheckpointError(f"{path} is not a whole safetensors file ({error}){_REMEDY}") from error
-        if KEY not in header:
-            raise CheckpointError(f"{path} is a safetensors file that learn_rounding did not write{_REMEDY}")
-        if header.get("digest") != digest(header[KEY], state):
-            raise CheckpointError(f"{path} was altered or damaged: its digest does not match{_REMEDY}")
-        manifest = json.loads(header[KEY])
+        manifest, state = read_whole(path, KEY, "learn_rounding", _REMEDY)
         errors = manifest.pop("errors")
         other = [name for name, value in self.belongs_to.items() if manifest.get(name) != value]
         if other:
