@@ -25,6 +25,7 @@ from collections.abc import Callable, Sequence
 import quant
 from quant.cli import calibrate_command, export_command, import_command, report_command, search_commands
 from quant.cli.errors import UserError
+from quant.cli.recipe_arguments import add_recipe_arguments
 
 MODEL_HELP = "a callable without arguments that returns the model, or the model itself; the current folder is searched"
 
@@ -64,14 +65,7 @@ def make_parser() -> argparse.ArgumentParser:
     dynamic = verbs.add_parser("dynamic", help="make a model's weights int8, ranges of activations at run time")
     _add_model(dynamic, required=True)
     dynamic.add_argument("--out", metavar="FILE.safetensors", help="write the quantised model there, for `quant.load`")
-    dynamic.add_argument("--backend", help="a backend that `quant doctor` lists (default: the fastest exact one)")
-    dynamic.add_argument(
-        "--keep-float",
-        metavar="PATTERN",
-        action="append",
-        default=[],
-        help="leave the modules of this name float; shell wildcards; may be repeated",
-    )
+    add_recipe_arguments(dynamic)
     dynamic.add_argument("--json", action="store_true", help="print the report as JSON")
 
     summary = verbs.add_parser("summary", help="what became of each module, and why")

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from quant.cli.errors import UserError, one_line, with_type
+from quant.cli.recipe_arguments import add_recipe_arguments
 
 if TYPE_CHECKING:
     from torch import nn
@@ -23,14 +24,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     from quant.calibrate import command
 
     command.add_arguments(parser)
-    parser.add_argument("--backend", help="a backend that `quant doctor` lists (default: the fastest exact one)")
-    parser.add_argument(
-        "--keep-float",
-        metavar="PATTERN",
-        action="append",
-        default=[],
-        help="leave the modules of this name float; shell wildcards; may be repeated",
-    )
+    add_recipe_arguments(parser)
 
 
 def calibrate(options: argparse.Namespace, rest: list[str]) -> int:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from quant.cli.calibrate_command import check_backend
 from quant.cli.errors import UserError, one_line, with_type
+from quant.cli.recipe_arguments import add_recipe_arguments
 
 if TYPE_CHECKING:
     from torch import nn
@@ -46,14 +47,7 @@ def _add_data(parser: argparse.ArgumentParser) -> None:
     command.add_data_arguments(parser)
     parser.set_defaults(observer=None)  # the histogram, but for layers with 16-bit activations
     parser.add_argument("--json", action="store_true", help="print the result as JSON")
-    parser.add_argument("--backend", help="a backend that `quant doctor` lists (default: the fastest exact one)")
-    parser.add_argument(
-        "--keep-float",
-        metavar="PATTERN",
-        action="append",
-        default=[],
-        help="leave the modules of this name float; shell wildcards; may be repeated",
-    )
+    add_recipe_arguments(parser)
 
 
 def sensitivity(options: argparse.Namespace, rest: list[str]) -> int:
