@@ -209,7 +209,7 @@ def ranges() -> Sheet:
 
 
 def saturation() -> Sheet:
-    sheet = Sheet(258, "Two products of a byte and an int8 weight overflow 16 bits; three exact ways")
+    sheet = Sheet(301, "Two products of a byte and an int8 weight overflow 16 bits; four exact ways")
     full, limit = 2 * 255 * 127, 32767
 
     def wide(value: float) -> float:
@@ -225,6 +225,7 @@ def saturation() -> Sheet:
     sheet.text(8, 72, "each weight is looked at when it is packed", size=12, bold=True)
     rows = [
         ("pairwise", "each pair's positive parts sum to 128 at", "most, and its negative parts: it fits as it is"),
+        ("signed", "magnitudes of x - 128 by weights with its", "sign: no pair is above 2 * 128 * 127 (ours)"),
         ("wide", "bytes become int16 first; products are", "added in 32 bits (our own kernels)"),
         ("split", "w = clamp(w, -64, 64) + rest: two weights", "that fit (where a library's kernel is used)"),
         ("vnni", "the CPU adds four products in 32 bits:", "nothing can saturate"),

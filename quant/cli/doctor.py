@@ -16,6 +16,7 @@ from quant.kernels import build, dispatch, ops
 CPUINFO = Path("/proc/cpuinfo")
 INSTEAD = {
     "gemm_of_safe_pairs": "gemm serves every weight",
+    "gemm_of_symmetric": "gemm serves every weight",
     "depthwise": "rows serve it pixel by pixel",
     "winograd": "gemm serves gathered rows",
 }

@@ -56,7 +56,7 @@ def row_of_avx2() -> str:
     """The row of AVX2 as that of a set "added", which is chosen by request; one route for all weights."""
     [row] = re.findall(r"^OCTET_INSTRUCTION_SET\(Avx2,.*?\)\n", build.TABLE.read_text(), re.MULTILINE | re.DOTALL)
     row = row.replace('(Avx2, "avx2", by_cpu', '(Added, "added", by_request').replace("kAvx2", "kAdded")
-    return re.sub(r"(\.gemm_of_safe_pairs = )&\w+", r"\1none", row)
+    return re.sub(r"(\.gemm_of_(?:safe_pairs|symmetric) = )&\w+", r"\1none", row)
 
 
 def file_of_avx2(family: str, core: Path) -> Path:
@@ -95,6 +95,7 @@ def compiler() -> str:
 CELLS = {
     "gemm": "&kAvx2Gemm",
     "gemm_of_safe_pairs": "none",
+    "gemm_of_symmetric": "none",
     "depthwise": "none",
     "winograd": "none",
     "rows": "&kAvx2Rows",

@@ -18,7 +18,7 @@ from quant.kernels import build, dispatch
 ROUTES = {
     "portable": {"portable"},
     "amx-emulated": {"emulated tiles"},
-    "avx2": {"pairwise", "wide"},
+    "avx2": {"pairwise", "signed", "wide"},
     "avxvnni": {"vnni"},
     "avx512vnni": {"vnni"},
     "amx": {"tiles"},
@@ -34,12 +34,13 @@ NAMES = [one.name for one in build.instruction_sets(build.host_arch())]
 
 x86 = pytest.mark.skipif(not X86, reason="int16 pairs are an x86 instruction")
 
-# Prints, per backend, its route for weights that cannot overflow a pair and for weights that can, and the largest error
-# of the sums of both, for the worst activations.
+# Prints, per backend, its route for weights that cannot overflow a pair, for weights that can, and for those that have a -128,
+# and the largest error of the sums of all, for the worst activations.
 MEASURE = """
 import itertools, json, sys, torch
 from quant.kernels import build, dispatch
 
+SIZES = {"proven": 64, "unproven": 127, "lowest": 128}
 isa = "" if dispatch.ops.extension_problem() else torch.ops.octet_native.isa()
 
 def worst(k):
@@ -58,9 +59,10 @@ for name, reason in dispatch.available().items():
         result[name] = reason
         continue
     backend, errors, routes = dispatch.find(name), [], {}
-    for k, rows, size in itertools.product((2, 3, 64, 65, 514, 1030), (1, 2, 5, 7, 64), ("proven", "unproven")):
-        weight = (worst(k) * (64 if size == "proven" else 127)).char()
+    for k, rows, size in itertools.product((2, 3, 64, 65, 514, 1030), (1, 2, 5, 7, 64), SIZES):
+        weight = (worst(k) * SIZES[size]).clamp(max=127).char()
         x = torch.full((rows, k), 255, dtype=torch.uint8)
+        x[2::3] = 0
         x[1::2] = (torch.rand(k, generator=torch.Generator().manual_seed(1)) < 0.5) * 255
         errors.append(error(backend, x, weight))
         routes[size] = backend.route(weight)
@@ -82,15 +84,15 @@ def test_avx2_is_exact_by_the_route_that_each_weight_allows(run_python: Callable
     result = measured(run_python, QUANT_ISA="avx2")
     if result["isa"] != "avx2":
         pytest.skip(f"this CPU has no AVX2: QUANT_ISA=avx2 gives {result['isa']}")
-    assert result["native"] == {"error": 0, "proven": "pairwise", "unproven": "wide"}
-    assert result["fbgemm"] == {"error": 0, "proven": "pairwise", "unproven": "split"}
+    assert result["native"] == {"error": 0, "proven": "pairwise", "unproven": "signed", "lowest": "wide"}
+    assert result["fbgemm"] == {"error": 0, "proven": "pairwise", "unproven": "split", "lowest": "split"}
 
 
 @x86
 def test_avxvnni_is_exact_or_gives_way_to_avx2(run_python: Callable[..., str], extension: None) -> None:
     result = measured(run_python, QUANT_ISA="avxvnni")
     if result["isa"] == "avxvnni":
-        assert result["native"] == {"error": 0, "proven": "vnni", "unproven": "vnni"}
+        assert result["native"] == {"error": 0, "proven": "vnni", "unproven": "vnni", "lowest": "vnni"}
     else:
         assert result["isa"] in ("avx2", "portable")
 
@@ -99,7 +101,7 @@ def test_avxvnni_is_exact_or_gives_way_to_avx2(run_python: Callable[..., str], e
 def test_avx512vnni_is_exact_where_the_cpu_has_it(run_python: Callable[..., str], extension: None) -> None:
     result = measured(run_python, QUANT_ISA="avx512vnni")
     if result["isa"] == "avx512vnni":
-        assert result["native"] == {"error": 0, "proven": "vnni", "unproven": "vnni"}
+        assert result["native"] == {"error": 0, "proven": "vnni", "unproven": "vnni", "lowest": "vnni"}
 
 
 @pytest.mark.skipif(not ARM, reason="NEON is ARM's")
@@ -123,7 +125,7 @@ def test_the_route_is_that_of_the_instruction_set(extension: None) -> None:
 
 def test_portable_is_exact_and_leaves_fbgemm_out(run_python: Callable[..., str], extension: None) -> None:
     result = measured(run_python, QUANT_ISA="portable")
-    assert result["native"] == {"error": 0, "proven": "portable", "unproven": "portable"}
+    assert result["native"] == {"error": 0, "proven": "portable", "unproven": "portable", "lowest": "portable"}
     assert "AVX2" in result["fbgemm"] or "x86-64 only" in result["fbgemm"]
 
 
@@ -133,7 +135,7 @@ def test_onednn_is_exact_without_vnni(run_python: Callable[..., str], isa: str) 
     result = measured(run_python, ONEDNN_MAX_CPU_ISA=isa)
     if isinstance(result["onednn"], str):
         pytest.skip(result["onednn"])
-    assert result["onednn"] == {"error": 0, "proven": "pairwise", "unproven": "split"}
+    assert result["onednn"] == {"error": 0, "proven": "pairwise", "unproven": "split", "lowest": "split"}
 
 
 @x86

@@ -382,6 +382,7 @@ def test_doctor_says_whose_kernels_each_family_runs(name: str) -> None:
     assert list(kernels) == [
         "gemm",
         "gemm_of_safe_pairs",
+        "gemm_of_symmetric",
         "depthwise",
         "winograd",
         "rows",

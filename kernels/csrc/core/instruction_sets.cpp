@@ -16,7 +16,9 @@ namespace octet {
 
 // Tables that a row may name, each in a file of its family. The linker misses one that is named and not defined.
 #define OCTET_INSTRUCTION_SET(level, ...)                           \
-  extern const NativeGemm k##level##Gemm, k##level##PairwiseGemm;   \
+  extern const NativeGemm k##level##Gemm;                           \
+  extern const NativeGemm k##level##PairwiseGemm;                   \
+  extern const NativeGemm k##level##SignedGemm;                     \
   extern const NativeDepthwise k##level##Depthwise;                 \
   extern const NativeWinograd k##level##Winograd;                   \
   extern const RowKernels k##level##Rows;                           \
@@ -50,6 +52,7 @@ struct Elsewhere {
 struct Families {
   Always<NativeGemm> gemm;
   Perhaps<NativeGemm> gemm_of_safe_pairs;  // for weights that pass pairs_fit_int16
+  Perhaps<NativeGemm> gemm_of_symmetric;   // for weights of -127 to 127
   Perhaps<NativeDepthwise> depthwise;
   Perhaps<NativeWinograd> winograd;
   Always<RowKernels> rows;
@@ -60,14 +63,14 @@ struct Families {
 
 // Apart, so that a program which packs no narrow weight has none of their kernels.
 struct Narrow {
-  Elsewhere gemm, gemm_of_safe_pairs, depthwise, winograd, rows, elementwise, reals;
+  Elsewhere gemm, gemm_of_safe_pairs, gemm_of_symmetric, depthwise, winograd, rows, elementwise, reals;
   Always<NativeNarrow> narrow;
 };
 
 // A row as far as the program has its kernels.
 constexpr Families here(std::string_view name, Families families) {
   if (!has_instruction_set(name))  // which isa() never is then
-    return {.gemm = &kPortableGemm, .gemm_of_safe_pairs = none, .depthwise = none, .winograd = none,
+    return {.gemm = &kPortableGemm, .gemm_of_safe_pairs = none, .gemm_of_symmetric = none, .depthwise = none, .winograd = none,
             .rows = &kPortableRows, .elementwise = &kPortableElements, .reals = &kPortableReals, .narrow = none};
   if (!has_operation("conv_u8s8_u8") && !has_operation("conv_u8s8_f32")) families.depthwise = none, families.winograd = none;
   return families;
@@ -92,6 +95,7 @@ const Families& in_use() {
 
 const NativeGemm& native_gemm() { return *in_use().gemm.kernels; }
 const NativeGemm* native_gemm_of_safe_pairs() { return in_use().gemm_of_safe_pairs.kernels; }
+const NativeGemm* native_gemm_of_symmetric() { return in_use().gemm_of_symmetric.kernels; }
 const NativeDepthwise* native_depthwise() { return in_use().depthwise.kernels; }
 const NativeWinograd* native_winograd() { return in_use().winograd.kernels; }
 const RowKernels& row_kernels() { return *in_use().rows.kernels; }

@@ -12,24 +12,10 @@ struct NeonDot : ByLane<NeonDot> {
   static int32x4_t dot(int32x4_t sum, int8x16_t w, uint8x16_t x) {
     return vdotq_laneq_s32(sum, w, vreinterpretq_s8_u8(x), lane);
   }
-
-  static void pack(const int8_t* weight, int64_t n, int64_t k, int8_t* packed) {
-    const int64_t longer = k + kHead;
-    FileBuffer<int8_t> buffer;
-    int8_t* const rows = buffer.get(n * longer);
-    for (int64_t j = 0; j < n; ++j) {
-      int32_t start = 0;
-      for (int64_t i = 0; i < k; ++i) start += 128 * weight[j * k + i];
-      std::memcpy(rows + j * longer, &start, sizeof start);
-      std::copy(weight + j * k, weight + (j + 1) * k, rows + j * longer + kHead);
-    }
-    tile::pack<NeonDot>(rows, n, longer, packed);
-  }
 };
 
 }  // namespace
 
-extern const NativeGemm kNeonDotGemm = {"dot",         tile::kGroup<NeonDot>, &NeonDot::packed_bytes, &NeonDot::pack,
-                                        &NeonDot::run, &NeonDot::run_u8,       &NeonDot::run_f32,     nullptr, nullptr, nullptr, nullptr};
+extern const NativeGemm kNeonDotGemm = tile::table<NeonDot>("dot");
 
 }  // namespace octet

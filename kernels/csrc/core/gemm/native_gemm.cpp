@@ -10,8 +10,11 @@ namespace octet {
 namespace {
 
 const NativeGemm& choose(const int8_t* weight, int64_t n, int64_t k) {
-  const NativeGemm* const faster = native_gemm_of_safe_pairs();
-  return faster && pairs_fit_int16(weight, n, k) ? *faster : native_gemm();
+  const NativeGemm* const safe = native_gemm_of_safe_pairs();
+  if (safe && pairs_fit_int16(weight, n, k)) return *safe;
+  const NativeGemm* const symmetric = native_gemm_of_symmetric();
+  if (symmetric && std::find(weight, weight + n * k, -128) == weight + n * k) return *symmetric;
+  return native_gemm();
 }
 
 struct Free {

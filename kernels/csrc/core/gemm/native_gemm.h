@@ -36,8 +36,10 @@ struct NativeGemm {
                        int64_t ldout, int64_t first, int64_t last);
 };
 
-// The kernel for this CPU, and the one for weights that pass pairs_fit_int16, or null where they need none of their own.
+// The kernel for this CPU; the one for weights that pass pairs_fit_int16 and the one for weights above -128, or null where they
+// need none of their own.
 const NativeGemm& native_gemm();
 const NativeGemm* native_gemm_of_safe_pairs();
+const NativeGemm* native_gemm_of_symmetric();
 
 }  // namespace octet

@@ -87,21 +87,6 @@ struct ByLane {
   }
 
 #undef OCTET_UNROLL
-
-  // To the rest of tile.h a row of weights is longer by its head.
-  static int64_t packed_bytes(int64_t n, int64_t k) { return tile::packed_bytes<Dot>(n, k + Dot::kHead); }
-  static void run(const uint8_t* x, int64_t ldx, int64_t m, const int8_t* packed, int64_t n, int64_t k, int32_t* acc,
-                  int64_t ldacc, int64_t first, int64_t last, bool backwards) {
-    tile::run<Dot>(x, ldx, m, packed, n, k + Dot::kHead, acc, ldacc, first, last, backwards);
-  }
-  static void run_u8(const uint8_t* x, int64_t ldx, int64_t m, const int8_t* packed, int64_t n, int64_t k,
-                     const Requantize& by, uint8_t* out, int64_t ldout, int64_t first, int64_t last) {
-    tile::run_u8<Dot>(x, ldx, m, packed, n, k + Dot::kHead, by, out, ldout, first, last);
-  }
-  static void run_f32(const uint8_t* x, int64_t ldx, int64_t m, const int8_t* packed, int64_t n, int64_t k,
-                      const Requantize& by, float* out, int64_t ldout, int64_t first, int64_t last) {
-    tile::run_f32<Dot>(x, ldx, m, packed, n, k + Dot::kHead, by, out, ldout, first, last);
-  }
 };
 
 }  // namespace

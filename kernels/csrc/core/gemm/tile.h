@@ -7,7 +7,9 @@
 // X (uint8_t, or uint16_t where the activations are widened first), Weight, Activation, and load, broadcast, dot, zero,
 // add, store, or a `tile` of its own in place of all that the one here uses; and for equation 7 Rounding (what is the
 // same for all channels) and requantize, and where it has one `bytes`, a tile that leaves its registers as bytes. Packed
-// layout of a group: [k / kStep][block][lane][kStep], zero where k or n run out.
+// layout of a group: [k / kStep][block][lane][kStep], zero where k or n run out. An Arch with a kHead of 4 takes activations
+// as x - 128, and a step before the others has what each sum starts from. An X of two bytes is the activation, or what
+// `spread` makes of it.
 #pragma once
 
 #include <algorithm>
@@ -30,13 +32,26 @@ int blocks_of(int64_t n, int64_t n0) {
   return static_cast<int>(std::min<int64_t>(A::kBlocks, ceil_div(n - n0, A::kLanes)));
 }
 
+// Bytes before an output's weights, or none.
 template <class A>
-int64_t packed_bytes(int64_t n, int64_t k) {
-  return ceil_div(n, A::kLanes) * A::kLanes * ceil_div(k, A::kStep) * A::kStep;
+constexpr int64_t kHead = 0;
+template <class A>
+  requires requires { A::kHead; }
+constexpr int64_t kHead<A> = A::kHead;
+
+// Steps of an output, those of its head among them.
+template <class A>
+int64_t steps_of(int64_t k) {
+  return ceil_div(kHead<A> + k, A::kStep);
 }
 
 template <class A>
-void pack(const int8_t* weight, int64_t n, int64_t k, int8_t* packed) {
+int64_t packed_bytes(int64_t n, int64_t k) {
+  return ceil_div(n, A::kLanes) * A::kLanes * steps_of<A>(k) * A::kStep;
+}
+
+template <class A>
+void pack_rows(const int8_t* weight, int64_t n, int64_t k, int8_t* packed) {
   const int64_t steps = ceil_div(k, A::kStep);
   for (int64_t n0 = 0; n0 < n; n0 += kGroup<A>) {
     const int blocks = blocks_of<A>(n, n0);
@@ -52,6 +67,23 @@ void pack(const int8_t* weight, int64_t n, int64_t k, int8_t* packed) {
         packed += A::kStep;
       }
   }
+}
+
+// A head is 128 times the sum of an output's weights, as int32: what makes up for x - 128, exactly, as both fit int32
+// (packed_gemm.h).
+template <class A>
+void pack(const int8_t* weight, int64_t n, int64_t k, int8_t* packed) {
+  if constexpr (kHead<A> == 0) return pack_rows<A>(weight, n, k, packed);
+  const int64_t longer = kHead<A> + k;
+  FileBuffer<int8_t> buffer;
+  int8_t* const rows = buffer.get(n * longer);
+  for (int64_t j = 0; j < n; ++j) {
+    int32_t start = 0;
+    for (int64_t i = 0; i < k; ++i) start += 128 * weight[j * k + i];
+    std::memcpy(rows + j * longer, &start, sizeof start);
+    std::copy(weight + j * k, weight + (j + 1) * k, rows + j * longer + kHead<A>);
+  }
+  pack_rows<A>(rows, n, longer, packed);
 }
 
 // Sums as they are.
@@ -161,20 +193,40 @@ void tile(const typename A::X* x, int64_t ldx, const int8_t* w, int64_t steps, i
     OCTET_UNROLL
     for (int m = 0; m < M; ++m)
       OCTET_UNROLL
-      for (int b = 0; b < B; ++b) sums[set][m][b] = A::zero();
+      for (int b = 0; b < B; ++b) {
+        if constexpr (kHead<A> > 0)
+          sums[set][m][b] = set ? A::zero() : A::load(w + b * kBytes);
+        else
+          sums[set][m][b] = A::zero();
+      }
+  w += kHead<A> * A::kLanes * B;
+  steps -= kHead<A> / A::kStep;
   int64_t s = 0;
   for (; s + kSets <= steps; s += kSets)
     OCTET_UNROLL
     for (int set = 0; set < kSets; ++set) {
       if constexpr (M > 1) __builtin_prefetch(ahead + (s + set) * kBytes, 0, 2);
-      typename A::Activation xs[M];
-      OCTET_UNROLL
-      for (int m = 0; m < M; ++m) xs[m] = A::broadcast(x + m * ldx + (s + set) * A::kStep);
-      OCTET_UNROLL
-      for (int b = 0; b < B; ++b) {
-        const typename A::Weight wb = A::load(w + ((s + set) * B + b) * kBytes);
+      // What takes fewer registers waits in them: the activations of all rows, or the weights of all blocks.
+      if constexpr (sizeof(typename A::Activation) == sizeof(typename A::Weight)) {
+        typename A::Activation xs[M];
         OCTET_UNROLL
-        for (int m = 0; m < M; ++m) sums[set][m][b] = A::dot(sums[set][m][b], xs[m], wb);
+        for (int m = 0; m < M; ++m) xs[m] = A::broadcast(x + m * ldx + (s + set) * A::kStep);
+        OCTET_UNROLL
+        for (int b = 0; b < B; ++b) {
+          const typename A::Weight wb = A::load(w + ((s + set) * B + b) * kBytes);
+          OCTET_UNROLL
+          for (int m = 0; m < M; ++m) sums[set][m][b] = A::dot(sums[set][m][b], xs[m], wb);
+        }
+      } else {
+        typename A::Weight ws[B];
+        OCTET_UNROLL
+        for (int b = 0; b < B; ++b) ws[b] = A::load(w + ((s + set) * B + b) * kBytes);
+        OCTET_UNROLL
+        for (int m = 0; m < M; ++m) {
+          const typename A::Activation xm = A::broadcast(x + m * ldx + (s + set) * A::kStep);
+          OCTET_UNROLL
+          for (int b = 0; b < B; ++b) sums[set][m][b] = A::dot(sums[set][m][b], xm, ws[b]);
+        }
       }
     }
   for (; s < steps; ++s)
@@ -241,18 +293,23 @@ void group(int blocks, const typename A::X* x, int64_t ldx, int64_t m, const int
 template <class A, class Out>
 void run_to(const Out& out, const uint8_t* x, int64_t ldx, int64_t m, const int8_t* packed, int64_t n, int64_t k,
             int64_t first, int64_t last, bool backwards = false) {
-  const int64_t steps = ceil_div(k, A::kStep);
+  const int64_t steps = steps_of<A>(k);
   const typename A::X* rows_x;
   int64_t rows_ld = ldx;
-  if constexpr (sizeof(typename A::X) == 1) {
+  if constexpr (std::is_same_v<typename A::X, uint8_t>) {
     rows_x = x;
   } else {
-    // Widened once per call rather than once per group of outputs: a 32-bit broadcast then yields two int16.
+    // Once per call rather than once per group of outputs, so that a broadcast yields what a product takes.
     thread_local FileBuffer<typename A::X> buffer;
-    rows_ld = steps * A::kStep;
-    typename A::X* const wide = buffer.get(m * rows_ld);
-    for (int64_t i = 0; i < m; ++i) std::copy(x + i * ldx, x + i * ldx + rows_ld, wide + i * rows_ld);
-    rows_x = wide;
+    rows_ld = steps * A::kStep - kHead<A>;
+    typename A::X* const spread = buffer.get(m * rows_ld);
+    for (int64_t i = 0; i < m; ++i) {
+      if constexpr (requires { &A::spread; })
+        A::spread(x + i * ldx, rows_ld, spread + i * rows_ld);
+      else
+        std::copy(x + i * ldx, x + i * ldx + rows_ld, spread + i * rows_ld);
+    }
+    rows_x = spread;
   }
   for (int64_t i = first; i < last; ++i) {
     const int64_t n0 = (backwards ? first + last - 1 - i : i) * kGroup<A>;
