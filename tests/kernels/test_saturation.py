@@ -34,8 +34,8 @@ NAMES = [one.name for one in build.instruction_sets(build.host_arch())]
 
 x86 = pytest.mark.skipif(not X86, reason="int16 pairs are an x86 instruction")
 
-# Prints, per backend, its route for weights that cannot overflow a pair, for weights that can, and for those with a -128,
-# and the largest error of the sums of all, for the worst activations.
+# Prints, per backend, its route for weights that cannot overflow a pair, for weights that can, and for those with a
+# -128, and the largest error of the sums of all, for the worst activations.
 MEASURE = """
 import itertools, json, sys, torch
 from quant.kernels import build, dispatch
