@@ -49,6 +49,7 @@ class Tape:
         names: id of a module within the root -> its name in it.
         attributes: id of a tensor that a module holds -> its place.
         problems: dotted name in the model -> the reason that a module has to become an island.
+        changed: dotted names in the model of parameters that calls changed.
         failed: the innermost module whose forward raised an error, and the error; or None.
         nodes: the calls.
         keeps: whether all results are kept, which takes the memory of a training step; else tensors live as long as
@@ -93,6 +94,7 @@ class Tape:
             for key, tensor in part.tensors:  # the first name counts
                 self.attributes.setdefault(id(tensor), Attr(full_name(name, key)))
         self.problems: dict[str, str] = {}
+        self.changed: set[str] = set()
         self.failed: tuple[str, Exception] | None = None
         self.nodes: list[Node] = []
         self.spans: list[Span] = []
