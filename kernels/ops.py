@@ -26,6 +26,7 @@ from quant.kernels import (
     reference_rnn,
     reference_training,
     tables,
+    transforms,
 )
 from quant.kernels.recurrent.kind import find
 from torch import Tensor
@@ -126,6 +127,7 @@ def _register() -> None:
             # No gradient goes through integers. Without this torch takes them for differentiable, warns in backward,
             # and torch.compile does at once.
             _library.impl(name, torch.library.fallthrough_kernel, "Autograd")
+    transforms.refuse_derivatives(_library, SCHEMAS)
     torch.library.register_fake("octet::quantize", _fake_quantize, lib=_library)
     torch.library.register_fake("octet::dequantize", _fake_dequantize, lib=_library)
     torch.library.register_fake("octet::requantize", _fake_requantize, lib=_library)

@@ -13,6 +13,7 @@ from collections.abc import Callable
 import torch
 from quant.kernels import narrow, reference_narrow
 from quant.kernels.scheme import affine_qparams
+from quant.kernels.transforms import constants
 from torch import Tensor
 
 MAX_K = (2**31 - 1 - 2**30) // (255 * 127)
@@ -37,7 +38,7 @@ def quantize(x: Tensor, scale: float, zero_point: int) -> Tensor:
     if x.dtype != torch.float32:
         raise TypeError(f"input is {x.dtype}, expected torch.float32")
     inverse = 1.0 / torch.tensor(scale, dtype=torch.float32)
-    q = torch.round(x * inverse)
+    q = torch.round(constants(x, "quantize") * inverse)
     q = torch.where(torch.isnan(q), torch.zeros_like(q), q) + zero_point
     return q.clamp(0, 255).to(torch.uint8)
 
@@ -143,7 +144,7 @@ def row_ranges(x: Tensor, top: int, *, per_row: bool) -> tuple[Tensor, Tensor]:
 
 def quantize_rows(x: Tensor, scale: Tensor, zero_point: Tensor, top: int) -> Tensor:
     """float32 (rows, K) -> int32 (rows, K) in [0, top], by the scale and zero point of each row (equation 2)."""
-    q = torch.round(x * (1.0 / scale))
+    q = torch.round(constants(x, "linear_dynamic") * (1.0 / scale))
     q = torch.where(torch.isnan(q), torch.zeros_like(q), q) + zero_point
     return q.clamp(0, top).to(torch.int32)
 

@@ -17,12 +17,11 @@ from quant.ops.step import Step
 from quant.qat.dynamic import call_rounded
 from quant.recipe import QConfig
 from quant.runtime.layers.recurrent import StaticCell, StaticRecurrent
-from quant.runtime.layers.recurrent_walk import call_of
 from quant.runtime.names import attribute
 from quant.runtime.trees import leaves
 from quant.runtime.values import Held
 from quant.static.runner import GraphRunner, rounding
-from quant.static.step_simulation import simulated_layer
+from quant.static.step_simulation import recurrent_call, simulated_layer
 from quant.time_steps import TimeSteps, time_steps
 
 FLOAT_TOLERANCE = 1e-4
@@ -142,8 +141,11 @@ def recurrent_parity(
     def given_to(index: int) -> Any:
         return (held.integers if index in step.inputs else held.reals)[index]
 
-    args, kwargs = arguments_of(node, runner.root, given_to)
-    steps, output = time_steps(layer, *call_of(args, kwargs), simulate, reads)
+    def carried(index: int) -> Any:
+        return held.reals[index] if index in held.reals else held.integers[index]
+
+    call = recurrent_call(node, runner.root, given_to, carried)
+    steps, output = time_steps(layer, *call, simulate, reads)
     for one in steps:
         projected = product_range(one.layer) in known
         yield _states(f"{name}.{names[one.layer]}", one, states[one.layer], projected=projected)

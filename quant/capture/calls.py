@@ -96,6 +96,8 @@ ASKS_DTYPE = functions("dtype", "is_floating_point", "is_complex", "type")
 BRANCHES = functions("__bool__", "is_nonzero", "equal", "allclose")
 """Calls whose result a forward branches on."""
 
+SET_DATA = frozenset({Tensor.data.__set__})  # type: ignore[attr-defined]
+
 LENGTH, WHERE, SET_ITEM = functions("__len__"), functions("where"), functions("__setitem__")
 
 OPERATORS: dict[Any, Callable[..., Any]] = {

@@ -23,6 +23,7 @@ from quant.capture.calls import (
     OF_MEMORY,
     RANDOM,
     RANKS,
+    SET_DATA,
     SET_ITEM,
     SIZES,
     WHERE,
@@ -87,6 +88,8 @@ class FunctionCalls:
             return self._sized(kind, target, places, value, follows)
         tensors = [leaf for leaf in leaves(value) if isinstance(leaf, Tensor)]
         changed = [tensor for tensor, version in known if version_of(tensor) != version]
+        if function in SET_DATA:
+            self.writes.set_data(args[0])
         if function in SET_ITEM:
             return self.writes.set_items(args, places)
         if (value is None and not changed) or not (places[0] or places[1] or tensors):

@@ -185,6 +185,7 @@ class ModuleState:
         own = vars(self.module)
         before, now = _put_back(self.own, self.stores), _put_back(own, own)
         changed = {key for key in {*before, *now} if before.get(key, MISSING) is not now.get(key, MISSING)}
+        changed |= {key for key, one in self.stores["_parameters"].items() if own["_parameters"].get(key) is not one}
         if type(self.module) is not self.kind:
             self.module.__class__ = self.kind
             changed.add(CLASS)

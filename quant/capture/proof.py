@@ -127,17 +127,17 @@ class Proof:
         """
         taken: list[str] = []
         for step in UNCOVER:
-            if unmoved is not None and not unmoved:
-                break
+            if unmoved is not None and not unmoved.may_be_shown_by(step):
+                continue
             further = self._agrees(values, _worth_varying(limits, unmoved, taken), step)
             if further is False:
                 return False
             if further:
                 unmoved = self._unmoved if unmoved is None else unmoved & self._unmoved
                 taken.append(step)
-        if unmoved is None or (unmoved.sizes and not taken and not alone):  # each by itself may take what all refuse
-            return None
-        if unmoved.sizes and (not taken or self.recorder.counts_in_steps):
+        if unmoved is None or ((unmoved.sizes or unmoved.stepped) and not taken and not alone):
+            return None  # each by itself may take what all refuse
+        if unmoved.stepped or (unmoved.sizes and not taken):
             return False
         self.limits += tuple(Limit(place, ROUNDED) for place in sorted(unmoved.rounded))
         return True
@@ -145,7 +145,7 @@ class Proof:
     def _agrees(self, values: Variation, limits: list[Limit], step: str = VARY[0]) -> bool | None:
         """Whether another call has the same recording, and the graph its output; None where the module refuses it."""
         try:
-            call = varied(self.recorder.root, self.call, values, limits, step)
+            call = varied(self.recorder, self.call, values, limits, step)
         except NoOther:
             return None
         seed(self._seed)
@@ -187,8 +187,8 @@ class Proof:
 
 
 def _worth_varying(limits: list[Limit], unmoved: Unmoved | None, taken: list[str]) -> list[Limit]:
-    """The sizes to vary in a further step: a larger batch costs much, and has shown what it can by its half."""
-    if unmoved is None or unmoved.rounded or not taken:
+    """The sizes to vary in a further step: a larger batch costs much, and has shown what it can by a smaller one."""
+    if unmoved is None or unmoved.rounded or unmoved.stepped or unmoved.few or not taken:
         return limits
     return [limit for limit in limits if limit.dim] or limits
 

@@ -60,6 +60,7 @@ def record(
                 if not fails:
                     raise error
                 recorder.problems.update(fails)
+            watched.changed |= recorder.changed
             new = {name: reason for name, reason in recorder.problems.items() if name not in islands}
             if not new and path not in islands:
                 proof = Proof(watched, recorder, call)

@@ -1,7 +1,7 @@
-"""The steps of calls `range(start, stop, step)` in a forward's code, whose stop may be a size.
+"""The steps by which a forward's code may count to a size, where nothing notices it.
 
-Such a call counts the same for all sizes within a step, and nothing notices it: another recording shows it only where
-its sizes are further away than the step.
+`range(0, n, 4)`, `range(n)[::4]`, `np.arange(0, n, 4)`, and `if i % 4 == 0` in a loop over `range(n)`, take the same
+places for all sizes within a step: another recording shows them only where its sizes are further away than the step.
 """
 
 from __future__ import annotations
@@ -15,10 +15,13 @@ from typing import Any
 
 from torch import nn
 
-from quant.capture.forward_code import own_functions
+from quant.capture.forward_code import PERCENT, own_functions
 
-CALLS = "PRECALL" if "PRECALL" in dis.opmap else "CALL"
-"""The instruction that takes the arguments of a call; of Python 3.11 the first of two."""
+CALLS = {"PRECALL", "CALL", "CALL_FUNCTION", "CALL_METHOD"}
+"""The instructions that take the arguments of a call; of Python 3.11 the first of two."""
+
+NAMES, ATTRIBUTES = {"LOAD_GLOBAL", "LOAD_NAME"}, {"LOAD_ATTR", "LOAD_METHOD"}
+CONSTANTS, LOCALS = {"LOAD_CONST", "LOAD_SMALL_INT"}, ("LOAD_FAST", "LOAD_DEREF")
 
 UNKNOWN = math.inf
 """A step that is computed."""
@@ -32,43 +35,57 @@ Step = int | tuple[str, ...] | None
 
 def largest_step(module: nn.Module, forward: Callable[..., Any]) -> float:
     """The largest step by which a forward or its helpers may count to a size; 0 where none does."""
-    steps = (step for one in own_functions(module, forward) for step in _steps(one.__code__))
-    return max((_value(step, module) for step in steps), default=0)
+    steps: list[float] = []
+    for function in own_functions(module, forward):
+        codes = _codes(function.__code__)
+        counted = [step for code in codes for step in _counted(code)]
+        steps += [_value(step, module, UNKNOWN) for step in counted]
+        if counted:
+            steps += [_value(stride, module, 1) for code in codes for stride in _strides(code)]
+    return max(steps, default=0)
 
 
-def _value(step: Step, module: nn.Module) -> float:
+def _value(step: Step, module: nn.Module, computed: float) -> float:
     if isinstance(step, tuple):
         found: Any = module
         for name in step:
             found = getattr(found, name, None)
         step = found if isinstance(found, int) else None
-    return UNKNOWN if step is None else abs(step)
+    return computed if step is None else abs(step)
+
+
+def _codes(code: types.CodeType) -> list[types.CodeType]:
+    """Code and that of the functions in it."""
+    inner = (constant for constant in code.co_consts if isinstance(constant, types.CodeType))
+    return [code, *(one for constant in inner for one in _codes(constant))]
 
 
 @functools.lru_cache(maxsize=4096)
-def _steps(code: types.CodeType) -> tuple[Step, ...]:
+def _counted(code: types.CodeType) -> tuple[Step, ...]:
+    """The steps by which calls of `range` and `arange` count to values; 1 of calls without one."""
     instructions = list(dis.get_instructions(code))
-    own = [
-        _step(instructions[place + 1 :])
-        for place, one in enumerate(instructions)
-        if one.opname in ("LOAD_GLOBAL", "LOAD_NAME") and one.argval == "range"
-    ]
-    inner = (step for constant in code.co_consts if isinstance(constant, types.CodeType) for step in _steps(constant))
-    return (*(step for found in own for step in found), *inner)
+    places = (place for place in range(len(instructions)) if _loads_counter(instructions, place))
+    return tuple(step for place in places for step in _step(instructions[place + 1 :]))
+
+
+def _loads_counter(instructions: list[dis.Instruction], place: int) -> bool:
+    """Whether an instruction loads Python's `range`, or an `arange` other than torch's, which notes its sizes."""
+    one = instructions[place]
+    if one.opname in NAMES:
+        return one.argval in ("range", "arange")
+    return one.opname in ATTRIBUTES and one.argval == "arange" and instructions[place - 1].argval != "torch"
 
 
 def _step(following: list[dis.Instruction]) -> Iterator[Step]:
-    """The step of a call of `range`, by the instructions after its name; nothing of a call without one."""
+    """The step of a call, by the instructions after its name; nothing of a call that counts from and to constants."""
     depths: list[int] = []
     depth = 0
     for place, one in enumerate(following):
-        if one.opname == CALLS and depth <= (one.arg or 0):
-            if one.arg != 3 or 2 not in depths:
-                return
-            begin = len(depths) - depths[::-1].index(2)
-            stop = following[len(depths[:begin]) - depths[:begin][::-1].index(1) : begin] if 1 in depths[:begin] else []
-            if _reads_locals(stop):
-                yield _as_step(following[begin:place])
+        count = one.arg or 0
+        if one.opname in CALLS and depth <= count:
+            arguments = _arguments(following[:place], depths, count)
+            if any(map(_reads_locals, arguments[:2])):
+                yield _as_step(arguments[2]) if count > 2 else 1
             return
         if "JUMP" in one.opname or one.opname in ("RETURN_VALUE", "STORE_FAST"):
             return
@@ -76,16 +93,42 @@ def _step(following: list[dis.Instruction]) -> Iterator[Step]:
         depths.append(depth)
 
 
+def _arguments(instructions: list[dis.Instruction], depths: list[int], count: int) -> list[list[dis.Instruction]]:
+    """The instructions of each argument of a call, by the depths of the stack after each of them."""
+    arguments, end = [], len(instructions)
+    for depth in reversed(range(count)):
+        begin = next((place + 1 for place in reversed(range(end)) if depths[place] == depth), 0)
+        arguments.append(instructions[begin:end])
+        end = begin
+    return arguments[::-1]
+
+
 def _reads_locals(instructions: list[dis.Instruction]) -> bool:
     """Whether a value is computed from anything but constants and attributes of the module."""
-    return any(one.opname.startswith(("LOAD_FAST", "LOAD_DEREF")) and one.argval != "self" for one in instructions)
+    return any(one.opname.startswith(LOCALS) and one.argval != "self" for one in instructions)
 
 
 def _as_step(instructions: list[dis.Instruction]) -> Step:
-    loads = [one for one in instructions if one.opname not in ("PRECALL", "CACHE", "NOP")]
-    if len(loads) == 1 and loads[0].opname == "LOAD_CONST":
+    loads = [one for one in instructions if one.opname not in ("PRECALL", "CACHE", "NOP", "KW_NAMES")]
+    if len(loads) == 1 and loads[0].opname in CONSTANTS:
         return loads[0].argval if isinstance(loads[0].argval, int) else None
     first, *others = loads
     if first.argval == "self" and others and all(one.opname == "LOAD_ATTR" for one in others):
         return tuple(str(one.argval) for one in others)
     return None
+
+
+@functools.lru_cache(maxsize=4096)
+def _strides(code: types.CodeType) -> tuple[Step, ...]:
+    """The strides of slices `[::k]`, and the k of remainders `% k`, that are constants or attributes of the module."""
+    instructions = list(dis.get_instructions(code))
+    strides = []
+    for place, one in enumerate(instructions):
+        if (one.opname, one.argrepr) in PERCENT or (one.opname == "BUILD_SLICE" and one.arg == 3):
+            begin = place - 1
+            while begin > 0 and instructions[begin].opname == "LOAD_ATTR":
+                begin -= 1
+            strides.append(_as_step(instructions[begin:place]))
+        elif one.opname == "LOAD_CONST" and isinstance(one.argval, slice):  # of Python 3.14
+            strides.append(one.argval.step)
+    return tuple(stride for stride in strides if isinstance(stride, (int, tuple)))

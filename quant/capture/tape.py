@@ -49,6 +49,7 @@ class Tape:
         names: id of a module within the root -> its name in it.
         attributes: id of a tensor that a module holds -> its place.
         problems: dotted name in the model -> the reason that a module has to become an island.
+        changed: dotted names in the model of parameters that calls changed.
         failed: the innermost module whose forward raised an error, and the error; or None.
         nodes: the calls.
         keeps: whether all results are kept, which takes the memory of a training step; else tensors live as long as
@@ -70,7 +71,7 @@ class Tape:
         owners: the running modules, outermost first, by their names in the root.
         typed, ranked, contiguous: as of `Graph`.
         holds_flags: whether what integers and booleans of the caller's decide is guarded (`flags.py`).
-        counts_in_steps: whether a forward that read a size may count to it in steps (`range_steps.py`).
+        largest_step: that in which a forward that read a size may count to it (`range_steps.py`), up to FARTHEST.
         is_threaded: whether modules were called in threads other than the one that records.
     """
 
@@ -93,6 +94,7 @@ class Tape:
             for key, tensor in part.tensors:  # the first name counts
                 self.attributes.setdefault(id(tensor), Attr(full_name(name, key)))
         self.problems: dict[str, str] = {}
+        self.changed: set[str] = set()
         self.failed: tuple[str, Exception] | None = None
         self.nodes: list[Node] = []
         self.spans: list[Span] = []
@@ -111,7 +113,8 @@ class Tape:
         self.overwritten: set[int] = set()
         self.owners: list[str] = [""]
         self.is_recording = False
-        self.is_threaded = self.holds_flags = self.counts_in_steps = False
+        self.is_threaded = self.holds_flags = False
+        self.largest_step = 0.0
         self.typed = self.ranked = self.contiguous = False
         self._values: list[Any] = []
         self._held: list[Any] = []
@@ -279,7 +282,7 @@ class Tape:
         if numbers and self.owner not in self._texts:
             module = self.parts[self.owner].module
             step = largest_step(module, module.forward)
-            self.counts_in_steps = self.counts_in_steps or step > 1
+            self.largest_step = max(self.largest_step, min(step, FARTHEST))
             self._texts[self.owner] = step > FARTHEST or writes_texts(module, module.forward)
         for number in numbers if numbers and self._texts[self.owner] else ():
             self.hold(number, "writes a text with")

@@ -1,48 +1,84 @@
 """Numbers of a recording that another one, of other sizes, has shown too little about.
 
 A forward may use a number where nothing notes it, as in `range(n)` or `parts[:n]`. Another recording shows such a use
-where the number is far from what it was. Three kinds may not be: what rounding gives is often the same for other
-operands; a size behind a stride is often the same for other sizes of the inputs; and `range(0, n, 4)` counts the same
-for sizes that are near each other. So recordings with further sizes follow (`variations.UNCOVER`) while there are such.
+where the number is far from what it was. Five kinds may not be: what rounding gives is often the same for other
+operands; a size behind a stride is often the same for other sizes of the inputs; `range(0, n, 4)` counts the same for
+sizes that are near each other; lists may be shorter than all sizes but the smallest; and of a few places every second
+or fourth one is the first. So recordings with further sizes follow (`variations.UNCOVER`) while there are such.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 from quant.capture.recorder import Recorder
-from quant.capture.variations import FARTHER, HALF, UNCOVER
+from quant.capture.variations import ENOUGH, FAR, FARTHER, FEW, HALF, ONE, TWICE_AND_ONE, UNCOVER
 from quant.graph import Kind
 from quant.runtime.trees import Ref
 
-FEW = 2
-"""A size of at most this may be the same for half of the inputs' sizes too, behind a larger stride."""
+SMALLEST = (ONE, FEW, HALF)
+"""The changes that make a size smaller."""
+
+HIDDEN = 2
+"""A size of at most this may be the same for smaller inputs too, behind a larger stride."""
 
 
 @dataclass(frozen=True)
 class Unmoved:
-    """What remains to be shown about numbers of a recording; false where nothing does.
+    """What remains to be shown about numbers of a recording; nodes of sizes and of the caller's numbers, mostly.
 
     Attributes:
         rounded: rounded numbers that have not changed although what was rounded has, by their places in
             `Recorder.rounded`.
-        sizes: nodes of sizes, and of the caller's numbers, that have changed by little or not at all.
+        sizes: those that have changed by little or not at all.
+        stepped: those that the forward may count to in steps.
+        low: those that have not been smaller.
+        few: those that depend on the inputs' sizes, and have been less than ENOUGH.
     """
 
     rounded: frozenset[int] = frozenset()
     sizes: frozenset[int] = frozenset()
-
-    def __bool__(self) -> bool:
-        return bool(self.rounded or self.sizes)
+    stepped: frozenset[int] = frozenset()
+    low: frozenset[int] = frozenset()
+    few: frozenset[int] = frozenset()
 
     def __and__(self, other: Unmoved) -> Unmoved:
         """What two recordings both leave to be shown."""
-        return Unmoved(self.rounded & other.rounded, self.sizes & other.sizes)
+        return Unmoved(*(getattr(self, one.name) & getattr(other, one.name) for one in fields(self)))
+
+    def may_be_shown_by(self, step: str) -> bool:
+        """Whether a recording whose sizes `step` made may show some of it."""
+        return bool(
+            ((self.rounded or self.sizes) and step != FEW)
+            or (self.stepped and step == FARTHER)
+            or (self.low and step in SMALLEST)
+            or (self.few and step in (ONE, HALF, TWICE_AND_ONE, FAR))
+        )
 
 
 def unmoved_numbers(one: Recorder, other: Recorder, step: str) -> Unmoved:
     """What a second recording, whose sizes `step` made, leaves to be shown about the first."""
-    return Unmoved(frozenset(_alike_by_rounding(one, other)), frozenset(_near_sizes(one, other, step)))
+    sizes, few = set(), set()
+    depends = {index for index, tensor in one.sizes.items() if _may_depend(one, other, index, tensor)}
+    for index in depends:
+        mine, theirs = one.value(index), other.value(index)
+        # What is the same for inputs of twice the size does not depend on it.
+        if not _are_far(mine, theirs) and (step not in UNCOVER or (step in SMALLEST and mine <= HIDDEN)):
+            sizes.add(index)
+        if mine != theirs and max(mine, theirs) < ENOUGH:
+            few.add(index)
+    return Unmoved(
+        rounded=frozenset(_alike_by_rounding(one, other)),
+        sizes=frozenset(sizes),
+        stepped=frozenset(depends if one.largest_step > 1 and step != FARTHER else ()),
+        low=frozenset(index for index in depends if one.value(index) > 1 and step not in SMALLEST),
+        few=frozenset(few),
+    )
+
+
+def _may_depend(one: Recorder, other: Recorder, index: int, tensor: int) -> bool:
+    """Whether a size may be another one for other inputs; one of an input that stays is held, or the module's own."""
+    return one.nodes[tensor].kind is not Kind.INPUT or bool(one.value(index) != other.value(index))
 
 
 def _alike_by_rounding(one: Recorder, other: Recorder) -> set[int]:
@@ -61,21 +97,6 @@ def _alike_by_rounding(one: Recorder, other: Recorder) -> set[int]:
         elif node.index in places and moved.intersection(node.refs):
             alike.add(places[node.index])
     return alike
-
-
-def _near_sizes(one: Recorder, other: Recorder, step: str) -> set[int]:
-    """The nodes of sizes that may have been used unseen all the same."""
-    if one.counts_in_steps:
-        return set() if step == FARTHER else set(one.sizes)
-    if step in UNCOVER and step != HALF:
-        return set()  # what is the same for inputs of twice the size does not depend on it
-    near = set()
-    for index, tensor in one.sizes.items():
-        mine, theirs = one.value(index), other.value(index)
-        own = one.nodes[tensor].kind is Kind.INPUT  # a size that no other takes the place of is the module's own
-        if not _are_far(mine, theirs) and not (own and mine == theirs) and (step != HALF or mine <= FEW):
-            near.add(index)
-    return near
 
 
 def _are_far(one: int, other: int) -> bool:

@@ -7,7 +7,7 @@ import math
 from collections.abc import Callable
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from quant.capture.range_steps import FARTHEST
 from quant.capture.recorder import Recorder
@@ -21,10 +21,18 @@ LARGER, SMALLER, TWICE_AND_ONE, TWICE, HALF = "larger", "smaller", "twice and on
 VARY = (LARGER, SMALLER)
 """Changes of sizes and numbers, tried in order until the module accepts one; SMALLER is for sizes at an upper bound."""
 
-FAR, FARTHER = "far", "farther"
-UNCOVER = (HALF, TWICE_AND_ONE, TWICE, FAR, FARTHER)
-"""Changes for quotients, remainders and sizes behind strides that VARY leaves the same, the cheapest first; the last
-two leave what a forward may branch on: whether a size is even, or divisible by other small numbers."""
+ONE, FEW, FAR, FARTHER = "one", "few", "far", "farther"
+UNCOVER = (ONE, FEW, HALF, TWICE_AND_ONE, TWICE, FAR, FARTHER)
+"""Changes that show what VARY leaves the same, the cheapest first. ONE and FEW are for lists that are shorter than a
+size; they and HALF make more of a size that is as small. The others are for quotients, remainders and sizes behind
+strides; the last two leave what a forward may branch on: whether a size is even, or divisible by other small
+numbers."""
+
+ENOUGH = 5
+"""A size that shows what smaller ones do not: every second, third or fourth place, by whatever a forward picks them."""
+
+DIVIDED = 12
+"""FARTHER moves a batch by multiples of this: by little more than the largest step in which a forward counts."""
 
 
 class NoOther(Exception):
@@ -62,56 +70,72 @@ def is_width(limit: Limit, recorder: Recorder) -> bool:
     return dims > 1 and limit.dim == (1 if dims > 3 else dims - 1)
 
 
-def varied(module: nn.Module, call: Arguments, values: Variation, limits: list[Limit], step: str) -> Arguments:
-    """A call with other values, and with other sizes and numbers where `limits` names them.
+def varied(recorder: Recorder, call: Arguments, values: Variation, limits: list[Limit], step: str) -> Arguments:
+    """A recorded call with other values, and with other sizes and numbers where `limits` names them.
 
     Raises:
-        NoOther: a size or number cannot be changed by this step.
+        NoOther: a size or number cannot be changed by this step, or none is by it.
     """
     wanted = {(one.place, one.dim) for one in limits}
+    beyond = DIVIDED * -(-int(recorder.largest_step) // DIVIDED) or DIVIDED
     numbers, tensors = itertools.count(), itertools.count()
+    is_other = not limits
 
     def number(name: str, value: int | float) -> int | float:
-        return _other_number(value, step) if (next(numbers), NUMBER) in wanted else value
+        nonlocal is_other
+        other = _other_number(value, step, beyond) if (next(numbers), NUMBER) in wanted else value
+        is_other = is_other or other != value
+        return other
 
     def change(tensor: Tensor) -> Tensor:
+        nonlocal is_other
         place = next(tensors)
         changed = tensor.detach().clone()
         if tensor.layout != torch.strided or tensor.is_nested:
             return changed
         for dim, size in enumerate(tensor.shape):
             if (place, dim) in wanted and size:
-                changed = changed.index_select(dim, _places(size, _other_size(size, dim, step), tensor))
+                other = _other_size(size, dim, step, beyond)
+                is_other = is_other or other != size
+                changed = changed.index_select(dim, _places(size, other, tensor))
         return values(changed, place)
 
-    args, kwargs = with_numbers(module, call, number)
-    return rebuilt(args, change), rebuilt(kwargs, change)
+    args, kwargs = with_numbers(recorder.root, call, number)
+    args, kwargs = rebuilt(args, change), rebuilt(kwargs, change)
+    if not is_other:
+        raise NoOther
+    return args, kwargs
 
 
 def _places(size: int, other: int, tensor: Tensor) -> Tensor:
     return torch.arange(other, device=tensor.device) % size
 
 
-def _other_size(size: int, dim: int, step: str) -> int:
+def _other_size(size: int, dim: int, step: str, beyond: int) -> int:
     # A model probably accepts a size that is divisible by the same power of 2, up to 32, as one it accepts.
     unit = 1 if dim == 0 else math.gcd(size, 32)
     near = 4 if dim == 0 else 32
-    half = size // 2 if size > 3 else 2 * size + 1  # of a few, half would be one or none
-    other = {LARGER: size + unit, SMALLER: size - unit, TWICE_AND_ONE: 2 * size + 1, TWICE: 2 * size, HALF: half,
-             FAR: size + near * -(-size // near), FARTHER: size + FARTHEST * -(-size // FARTHEST)}  # fmt: skip
+    farther = beyond if dim == 0 else FARTHEST  # a batch costs more than it is divided
+    one = 1 if size > 1 else ENOUGH
+    few = one if dim == 0 or size == 1 else min(size, max(2, unit))
+    half = size // 2 if size > 3 else size + ENOUGH - 1  # of a few, half would be one or none
+    other = {LARGER: size + unit, SMALLER: size - unit, ONE: one, FEW: few, HALF: half, TWICE: 2 * size,
+             TWICE_AND_ONE: max(2 * size + 1, ENOUGH), FAR: size + near * -(-size // near),
+             FARTHER: size + farther * -(-size // farther)}  # fmt: skip
     if not other[step]:
         raise NoOther
     return other[step]
 
 
-def _other_number(value: int | float, step: str) -> int | float:
+def _other_number(value: int | float, step: str, beyond: int) -> int | float:
     if isinstance(value, float):
-        return {LARGER: value * 0.75 + 0.125, SMALLER: value * 0.5}.get(step, value * 2.0 + 1.0)
+        nearer = value * 0.75 + (0.125 if value != 0.5 else 0.25)  # 0.5 would stay
+        return {LARGER: nearer, SMALLER: value * 0.5}.get(step, value * 2.0 + 1.0)
     if value <= 0 and step in UNCOVER:
         step = LARGER
     if value <= 0 and step != LARGER:
         raise NoOther
-    return _other_size(value, 0, step) if value > 1 or step != SMALLER else 0
+    return _other_size(value, 0, step, beyond) if value > 1 or step != SMALLER else 0
 
 
 def other_floats(tensor: Tensor, place: int) -> Tensor:

@@ -19,10 +19,11 @@ from quant.capture.scripted import ScriptState
 from quant.capture.snapshot import state_of, storages_of, users_modules
 from quant.capture.tape import Tape
 from quant.graph import Kind, Node, written_arguments
+from quant.leaves import is_leaf
 from quant.runtime.calls import with_items, write_items
 from quant.runtime.names import full_name
 from quant.runtime.objects import Write, content
-from quant.runtime.trees import Attr, Ref, leaves
+from quant.runtime.trees import Ref, leaves
 
 
 class Writes:
@@ -32,6 +33,8 @@ class Writes:
         self.tape, self.results = tape, results
         self._state: dict[str, ModuleState | ScriptState] = {}
         self._stored: dict[int, torch.UntypedStorage] = {}
+        self._parameters: dict[int, list[str]] = {}
+        self._set: set[int] = set()
         self._contents: dict[int, Any] = {}
         self._given_at: list[tuple[Tensor, int]] = []
 
@@ -40,6 +43,10 @@ class Writes:
         self._contents = {key: content(value) for key, (value, _) in self.tape.given.items()}
         self._given_at = [(tensor, address_of(tensor)) for tensor in self.tape.inputs]
         self._state, self._stored = dict(self.tape.parts), storages_of(self.tape.parts.values())
+        self._parameters = {}
+        for name, parameter in self.tape.root.named_parameters(remove_duplicate=False):
+            if parameter.layout == torch.strided and address_of(parameter):
+                self._parameters.setdefault(parameter.untyped_storage().data_ptr(), []).append(name)
 
     def set_items(self, args: tuple[Any, ...], places: tuple[Any, Any]) -> None:
         """x[key] = value: a copy with other items; or x itself where the write outlives the call."""
@@ -54,13 +61,12 @@ class Writes:
     ) -> Any:
         """Note a call that changed tensors: later readers of its first argument read its result."""
         first = args[0] if args else next(iter(node.kwargs.values()), None)
+        self._refuse_parameters(changed)
         alone = all(tensor is first for tensor in changed)
         node.writes = any(self._outlives(tensor) for tensor in changed)
         if not (alone and in_place and isinstance(value, Tensor) and (value is first or share_storage(value, first))):
             self._overwrite(changed, keep=None)
             return self.results.note(node, value, follows)
-        if isinstance(self.tape.attributes.get(id(first)), Attr) and isinstance(first, nn.Parameter):
-            self.tape.problem(self.tape.owner, "changes a parameter")
         self._overwrite(changed, keep=first)
         index = self.tape.append(node, first, follows)
         if value is not first and isinstance(value, Tensor):
@@ -77,6 +83,22 @@ class Writes:
         node.writes = bool(statistics)
         for one in statistics:
             self._overwrite([one], keep=one)
+
+    def set_data(self, tensor: Tensor) -> None:
+        """tensor.data = another: a tensor of the model's makes an island of whoever sets it."""
+        place = self.tape.attributes.get(id(tensor))
+        if place is not None:
+            self._set.add(id(tensor))
+            self.tape.problem(self.tape.owner, f"gives its tensor '{place.path}' other memory")
+
+    def _refuse_parameters(self, changed: list[Tensor]) -> None:
+        """Make an island of what changes parameters, by themselves, by views or by their `.data`: layers hold them in
+        integers, and torch may not count such a change."""
+        for tensor in changed:
+            names = self._parameters.get(tensor.untyped_storage().data_ptr(), ()) if tensor.numel() else ()
+            if names:
+                self.tape.problem(self.tape.owner, "changes a parameter")
+                self.tape.changed.update(full_name(self.tape.path, name) for name in names)
 
     def _overwrite(self, changed: list[Tensor], keep: Any) -> None:
         """Note that tensors sharing memory with changed ones cannot be read by their old places any more."""
@@ -109,13 +131,16 @@ class Writes:
     def refuse_other_memory(self) -> None:
         """Make an island of what gives a tensor of the model's, or of the caller's, other memory.
 
-        Torch tells function modes nothing of `Tensor.set_`.
+        Torch tells function modes nothing of `Tensor.set_`. A layer of torch does not do that by itself, so of its
+        callers the outermost is taken, whose island calls all of them.
         """
         for path, part in self._state.items():
-            for name in part.moved() if isinstance(part, ModuleState) else ():
+            moved = part.moved() if isinstance(part, ModuleState) else ()
+            for name in (one for one in moved if id(dict(part.tensors)[one]) not in self._set):
                 full = f"{full_name(self.tape.path, path)}."
                 if not any(full.startswith(f"{island}.") for island in self.tape.islands):
-                    self.tape.problem(path, f"gives its tensor '{name}' other memory")
+                    does = "" if is_leaf(part.module) else path
+                    self.tape.problem(does, f"gives its tensor '{full_name(path, name)}' other memory")
         if any(address_of(tensor) != place for tensor, place in self._given_at):
             self.tape.problem("", "gives an argument other memory")
 

@@ -96,11 +96,16 @@ class FusedGraph:
         return emits and not isinstance(step.operator, Cell)
 
     def read_both_ways(self) -> set[int]:
-        """Float values that integer steps read rounded, and float steps or the caller unrounded."""
+        """Float values that integer steps read rounded, and float steps, cells as a state, or the caller unrounded."""
         steps = {index: step for step in self.steps for index in step.nodes}
         wanted = wanted_as_reals(self.steps, self.graph.users())
-        return {value for value in self.slot_of
-                if value in wanted and (not steps[value].integer or value in self.as_reals)}  # fmt: skip
+        recurrent = (step for step in self.steps if isinstance(step.operator, Recurrent))
+        wanted.update(one for step in recurrent for one in step.inputs if self._is_state_too(one, step))
+        return {value for value in self.slot_of if value in wanted and not self.emits_integers(steps[value])}
+
+    def _is_state_too(self, value: int, step: Step) -> bool:
+        """Whether a recurrent step has its input as a state as well, as in `h = cell(h, h)`."""
+        return self.graph.nodes[step.nodes[0]].refs.count(value) > 1
 
     def inner_slots(self, step: Step) -> dict[str, str]:
         """The slots of the ranges inside a recurrent step, by the range's name."""

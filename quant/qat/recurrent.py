@@ -12,42 +12,45 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from quant.graph import arguments_of, call_module
+from quant.graph import call_module
 from quant.observers.fake_quantize import FakeQuantize, fake_quantize
 from quant.ops.operator import Recurrent
 from quant.ops.step import Step
 from quant.qat.fake_quantizers import SharedFakeQuantize
 from quant.qat.weights import straight_through
 from quant.recurrent_layers import Tensors, directions_of, tensors_of
-from quant.runtime.layers.recurrent_walk import call_of
 from quant.runtime.names import attribute
 from quant.runtime.trees import map_leaves
 from quant.static.recurrent_float import observe, run_float
 from quant.static.runner import GraphRunner
+from quant.static.step_simulation import recurrent_call
 from quant.static.weights import dequantized_rows
 
 
-def trained(runner: GraphRunner, step: Step, values: dict[int, Any], *, rounding: bool) -> dict[int, Any]:
+def trained(
+    runner: GraphRunner, step: Step, values: dict[int, Any], states: dict[int, Any], *, rounding: bool
+) -> dict[int, Any]:
     """The values of a recurrent step, by node: its result, and the output sequence, rounded where integers read it.
 
     Args:
-        values: of the nodes before.
+        values: of the nodes before, as the input's products read them.
+        states: the same, as the layer carries them on.
         rounding: round the weights.
     """
     node = runner.graph.nodes[step.nodes[0]]
     module = attribute(runner.root, node.target)
-    args, kwargs = arguments_of(node, runner.root, values.__getitem__)
+    input, hx = recurrent_call(node, runner.root, values.__getitem__, states.__getitem__)
+    args = (input,) if hx is None else (input, hx)
     ranges = {
         name: _InnerRange(runner, slot, (node.target, name)) for name, slot in runner.fused.inner_slots(step).items()
     }
     weights = _rounded(step, module) if rounding else {}
     result: Any = None
     if runner.training or not (rounding or any(one.quantizing for one in ranges.values())):
-        result = call_module(runner.root, node.target, args, kwargs)
+        result = call_module(runner.root, node.target, args, {})
         if runner.training:
-            observe(module, args, kwargs, map_leaves(_detached, result), lambda name, x: ranges[name].look(x))
+            observe(module, args, {}, map_leaves(_detached, result), lambda name, x: ranges[name].look(x))
     if rounding or any(one.quantizing for one in ranges.values()):
-        input, hx = call_of(args, kwargs)
         result = run_float(
             module,
             input,

@@ -168,9 +168,10 @@ class TrainingRunner(GraphRunner):
             if is_recurrent(step):
                 if evaluates:
                     self.note_nonfinite(step, values)
-                values.update(trained(self, step, seen, rounding=self.is_on("rounding")))
+                values.update(trained(self, step, seen, values, rounding=self.is_on("rounding")))
                 if isinstance(step.operator, Cell):  # the loop carries its state unrounded; other readers read integers
-                    values[step.output] = self._observed(step, values[step.output], NO_CLAMP)
+                    kept = rounded if step.output in self._both else values
+                    kept[step.output] = self._observed(step, values[step.output], NO_CLAMP)
                 continue
             clamp = NO_CLAMP
             if self.graph.nodes[step.output].kind is not Kind.INPUT:

@@ -137,7 +137,7 @@ def _soft_values(block: Block, walk: Walk, call: Call, soft: dict[int, _Soft], h
             own = soft[step.output]
             call.rounded[step.output] = weighted(step, seen[step.inputs[0]], own.weight(h[step.output]), own.bias)
         elif step.integer and step.qconfig is not None:
-            call.rounded.update(runner.simulated(step, seen.__getitem__))
+            call.rounded.update(runner.simulated(step, seen.__getitem__, call.rounded.__getitem__))
         elif not is_input(step, fused):
             inner: dict[int, Any] = {}
             for index in step.nodes:

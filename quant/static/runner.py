@@ -169,8 +169,15 @@ class GraphRunner(Ranges, Programs):
         self._observation.run(values)
         return output_of(self.graph, values)
 
-    def simulated(self, step: Step, value: Callable[[int], Any]) -> dict[int, Any]:
-        """A step's simulated values before rounding to their range, by node; `value` as in `simulate.simulated`."""
+    def simulated(
+        self, step: Step, value: Callable[[int], Any], state: Callable[[int], Any] | None = None
+    ) -> dict[int, Any]:
+        """A step's simulated values before rounding to their range, by node.
+
+        Args:
+            value: as in `step_simulation.simulated`.
+            state: the same for the state of a recurrent step, which is not rounded; `value` where None.
+        """
         if not is_recurrent(step):
             known: dict[str, Any] = self.known_of_weight(step)
             value = self.split_finely(step, value)
@@ -179,7 +186,7 @@ class GraphRunner(Ranges, Programs):
                 known |= {"exact": True, "output": self.qparams(self.fused.slot_of[step.output]) if emits else None}
             return {step.output: simulated(step, self.graph, self.root, value, *self.input_scales(step), **known)}
         inner = {name: rounding(self.qparams(slot)) for name, slot in self.fused.inner_slots(step).items()}
-        result = simulated_recurrent(step, self.graph, self.root, value, inner)
+        result = simulated_recurrent(step, self.graph, self.root, value, state or value, inner)
         return {node: result if place == 0 else result[0] for place, node in enumerate(step.nodes)}
 
     def split_finely(self, step: Step, value: Callable[[int], Any]) -> Callable[[int], Any]:
@@ -218,7 +225,7 @@ class GraphRunner(Ranges, Programs):
         for step in steps:
             slot = self.fused.slot_of.get(step.output)
             if self.graph.nodes[step.output].kind is not Kind.INPUT:
-                values.update(self.simulated(step, seen_by(step, values, rounded).__getitem__))
+                values.update(self.simulated(step, seen_by(step, values, rounded).__getitem__, values.__getitem__))
             if slot is not None:
                 self.note_nonfinite(step, values)
                 kept = rounded if step.output in both else values

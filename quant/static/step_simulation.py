@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from quant.graph import Graph, arguments_of, evaluate
+from quant.graph import Graph, Node, arguments_of, evaluate
 from quant.kernels import QParams
 from quant.ops.linear import Linear
 from quant.ops.operator import Weighted
@@ -100,19 +100,32 @@ def simulated_recurrent(
     graph: Graph,
     root: nn.Module,
     value: Callable[[int], Any],
+    state: Callable[[int], Any],
     inner: Mapping[str, Callable[[Tensor], Tensor]],
 ) -> Any:
     """All that a recurrent step gives, as the user's layer does; the output sequence and the states not rounded.
 
     Args:
-        value: as in `simulated`.
+        value, state: as in `recurrent_call`.
         inner: by the names of `ops.recurrent.range_names`, how values of that range are rounded.
     """
     assert step.qconfig is not None
     node = graph.nodes[step.nodes[0]]
     module = attribute(root, node.target)
-    input, hx = call_of(*arguments_of(node, root, value))
+    input, hx = recurrent_call(node, root, value, state)
     return run_float(module, input, hx, lambda name, x: inner[name](x), rounded(module, step.qconfig))
+
+
+def recurrent_call(
+    node: Node, root: nn.Module, value: Callable[[int], Any], state: Callable[[int], Any]
+) -> tuple[Any, Any]:
+    """The input and the state of a recurrent layer's call, which may be one value.
+
+    Args:
+        value: gives what a node gave, as the input's products read it.
+        state: the same, as the layer carries it on.
+    """
+    return call_of(*arguments_of(node, root, value))[0], call_of(*arguments_of(node, root, state))[1]
 
 
 def simulated_layer(step: Step, graph: Graph, root: nn.Module, inner: Mapping[str, Callable[[Tensor], Tensor]]) -> Run:

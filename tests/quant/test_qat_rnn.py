@@ -62,3 +62,32 @@ def test_a_recurrent_layer_trains_and_converts_to_what_eval_showed(kind: str, mo
 def _half_a_step_off(x: Tensor, scale: Tensor, *args: Any, **kwargs: Any) -> Any:
     shift = scale / 2 if scale.dim() == 0 else (scale / 2).reshape(-1, *[1] * (x.dim() - 1))
     return _rounding.round_trip(x + shift, scale, *args, **kwargs)
+
+
+class Loop(nn.Module):
+    """A cell whose states are its inputs too, and read by a layer."""
+
+    def __init__(self, kind: type[nn.RNNCellBase]) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.before, self.cell, self.after = nn.Linear(5, 8), kind(8, 8), nn.Linear(8, 3)  # type: ignore[call-arg, arg-type]
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.before(x).tanh()
+        outputs = []
+        for _ in range(3):
+            h = self.cell(h, h)
+            outputs.append(self.after(h))
+        return torch.stack(outputs)
+
+
+@pytest.mark.parametrize("kind", [nn.GRUCell, nn.RNNCell])
+def test_a_cell_carries_the_state_that_it_reads_too_unrounded(kind: type[nn.RNNCellBase]) -> None:
+    x = torch.randn(16, 5)
+    prepared = prepare_qat(Loop(kind), x).train()
+    for _ in range(3):
+        prepared(x)
+    prepared.eval()
+    with torch.no_grad():
+        expected = prepared(x)
+        assert float((convert(prepared)(x) - expected).norm() / expected.norm()) < 1e-5

@@ -282,3 +282,26 @@ def test_a_transform_of_torch_func_is_refused_by_name(make: Any) -> None:
         for model in (prepared, quant.convert(prepared)):
             with pytest.raises(TypeError, match=words):
                 torch.vmap(model)(X)
+
+
+TRANSFORMS: dict[str, Any] = {
+    "grad": lambda model: torch.func.grad(lambda x: model(x).sum())(X),
+    "jvp": lambda model: torch.func.jvp(model, (X,), (X,)),
+    "vjp": lambda model: torch.func.vjp(model, X)[1](X),
+    "jacrev": lambda model: torch.func.jacrev(model)(X),
+}
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit.script.* is deprecated:DeprecationWarning")  # torch's jvp compiles
+@pytest.mark.parametrize("transform", TRANSFORMS)
+def test_derivatives_of_integers_are_refused_by_name_and_not_zeros(transform: str) -> None:
+    prepared = quant.prepare(Plain().eval(), X)
+    with torch.no_grad():
+        prepared(X)
+    static, dynamic = quant.convert(prepared), quant.quantize_dynamic(Plain().eval())
+    for model in (static, dynamic):
+        with pytest.raises(TypeError, match=r"layer '.*that differentiates .*no derivatives: differentiate the float"):
+            TRANSFORMS[transform](model)
+        ones = torch.ones(2, 8)
+        assert torch.equal(torch.func.grad(lambda y, model=model: (y * model(X)).sum())(ones), model(X))
+    assert torch.allclose(torch.vmap(dynamic)(X), dynamic(X))

@@ -130,6 +130,21 @@ class Cells(nn.Module):
         return out
 
 
+def one_value_in_a_loop(cell: nn.Module, h: Tensor) -> Tensor:
+    for _ in range(3):
+        h = cell(h, h)
+    return h
+
+
+def state_that_is_read(cell: nn.Module, x: Tensor) -> Tensor:
+    """Every state is a state of the next step, and read by the layer behind."""
+    state, states = None, []
+    for _ in range(3):
+        state = cell(x, state)
+        states.append(state[0] if isinstance(state, tuple) else state)
+    return torch.stack(states)
+
+
 CALLS: dict[str, tuple[Callable[[], nn.Module], Callable[[nn.Module, Tensor], Any], tuple[int, ...]]] = {
     "gru-cell-of-one-value": (lambda: nn.GRUCell(8, 8), lambda cell, h: cell(h, h), (3, 7)),
     "rnn-cell-of-one-value": (lambda: nn.RNNCell(8, 8), lambda cell, h: cell(h, h), (7,)),
@@ -138,6 +153,11 @@ CALLS: dict[str, tuple[Callable[[], nn.Module], Callable[[nn.Module, Tensor], An
     "gru-cell-by-names": (lambda: nn.GRUCell(8, 8), lambda cell, h: cell(hx=h * 0.5, input=h), (3, 7)),
     "gru-by-names": (lambda: nn.GRU(8, 8), lambda layer, h: layer(input=h, hx=h[:1] * 0.5), (4, 3, 7)),
     "gru-cell-of-one-value-by-names": (lambda: nn.GRUCell(8, 8), lambda cell, h: cell(input=h, hx=h), (3, 7)),
+    "gru-cell-of-one-value-in-a-loop": (lambda: nn.GRUCell(8, 8), one_value_in_a_loop, (3, 7)),
+    "rnn-cell-of-one-value-in-a-loop": (lambda: nn.RNNCell(8, 8), one_value_in_a_loop, (3, 7)),
+    "gru-cell-whose-states-are-read": (lambda: nn.GRUCell(8, 8), state_that_is_read, (3, 7)),
+    "rnn-cell-whose-states-are-read": (lambda: nn.RNNCell(8, 8), state_that_is_read, (3, 7)),
+    "lstm-cell-whose-states-are-read": (lambda: nn.LSTMCell(8, 8), state_that_is_read, (3, 7)),
 }
 
 

@@ -373,6 +373,70 @@ class SetsData(TwoLayers):
         return self.last(self.first(x).relu() * self.gain)
 
 
+class ChangesLayer(TwoLayers):
+    """A parent's forward that changes the weight of a layer before it calls it."""
+
+    def change(self, layer: nn.Linear) -> None:
+        raise NotImplementedError
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.change(self.first)
+        return self.last(self.first(x).relu())
+
+
+@case("the data of a layer's weight is set to itself, clamped")
+class ClampsLayer(ChangesLayer):
+    def change(self, layer: nn.Linear) -> None:
+        layer.weight.data = layer.weight.data.clamp(-0.1, 0.1)
+
+
+@case("the data of a layer's weight is set to rows of a largest norm", state=lambda m: m.first.weight.norm(dim=1))
+class RenormsLayer(ChangesLayer):
+    def change(self, layer: nn.Linear) -> None:
+        layer.weight.data = torch.renorm(layer.weight.data, 2, 0, 0.3)
+
+
+@case("the data of a layer's weight decays in place")
+class DecaysLayerData(ChangesLayer):
+    def change(self, layer: nn.Linear) -> None:
+        layer.weight.data.mul_(0.75)
+
+
+@case("a layer's weight decays in place by a view of its detached self")
+class DecaysLayerView(ChangesLayer):
+    def change(self, layer: nn.Linear) -> None:
+        layer.weight.detach().view(-1)[:100].mul_(0.75)
+
+
+@case("a layer's weight is another parameter in each call")
+class ReplacesParameter(ChangesLayer):
+    def change(self, layer: nn.Linear) -> None:
+        layer.weight = nn.Parameter(layer.weight.detach() * 0.75)
+
+
+@case("a layer's weight gets other memory by set_")
+class SetsMemory(ChangesLayer):
+    def change(self, layer: nn.Linear) -> None:
+        with torch.no_grad():
+            layer.weight.set_(layer.weight.clamp(-0.1, 0.1))
+
+
+@case("a layer of its own class keeps its weight's norm, as EEGNet's do")
+class KeepsNorm(nn.Module):
+    class Constrained(nn.Linear):
+        def forward(self, input: Tensor) -> Tensor:
+            self.weight.data = torch.renorm(self.weight.data, 2, 0, 0.3)
+            return super().forward(input)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = self.Constrained(WIDTH, 32), nn.Linear(32, WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.last(self.first(x).relu())
+        return out
+
+
 @case("a layer called with a parameter swapped by hand and put back")
 class SwapsByHand(TwoLayers):
     def forward(self, x: Tensor) -> Tensor:
