@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from quant.calibrate.batches import Caller, check_batches
 from quant.calibrate.driver import Forward
 from quant.capture.outer_objects import Outside
+from quant.capture.random_draws import undrawn
 from quant.capture.recorded_modules import evaluating
 from quant.capture.snapshot import Snapshot
 from quant.copying import copy_model
@@ -106,7 +107,7 @@ def _count(batches: Iterable[Any]) -> int:
 
 @dataclass(frozen=True)
 class First:
-    """The first batches of an iterable that gives them anew each time."""
+    """The first batches of an iterable that gives them anew each time, and draws them from its generators as before."""
 
     batches: Iterable[Any]
     count: int
@@ -115,7 +116,8 @@ class First:
         return self.count
 
     def __iter__(self) -> Iterator[Any]:
-        return itertools.islice(self.batches, self.count)
+        with undrawn(self.batches):
+            yield from itertools.islice(self.batches, self.count)
 
 
 @torch.no_grad()
