@@ -13,7 +13,7 @@ from torch import nn
 
 from quant.calibrate import DataError, run
 from quant.calibrate.batches import Arguments, Caller, check_batches
-from quant.calibrate.checkpoint import check_folder
+from quant.calibrate.checkpoint import check_folder, observers_of
 from quant.calibrate.driver import Forward
 from quant.convert import convert
 from quant.forward_state import keeping_children
@@ -89,7 +89,8 @@ def quantize_static(
     prepared = prepare(smoothed.model, example_inputs, smoothed.recipe)
     prepared.__dict__[RESERVED + "_prepared"].measured = smoothed.notes
     with keeping_children(prepared):
-        run(prepared, batches, forward=forward, limit=limit, progress=progress)
+        if observers_of(prepared):  # a model of dynamic layers alone has none
+            run(prepared, batches, forward=forward, limit=limit, progress=progress)
         if rounding != NEAREST:
             learn_rounding(prepared, batches, rounding, forward=forward, checkpoint=checkpoint, progress=progress)
     return convert(prepared, backend)

@@ -160,7 +160,9 @@ def _layers(model: nn.Module, recipe: Recipe) -> Iterator[tuple[str, QConfig]]:
         if weight is None or weight.dtype != torch.float32 or owners[id(weight)] > 1 or not weight.numel():
             continue
         qconfig, _ = recipe.resolve(name, module)
-        if qconfig is not None and qconfig.activation_bits != 16 and bool(torch.isfinite(weight).all()):
+        if qconfig is None or qconfig.activation_bits == 16 or qconfig.per_call:
+            continue
+        if bool(torch.isfinite(weight).all()):
             yield name, qconfig
 
 
