@@ -189,7 +189,7 @@ def make_report(
     listed.update({name: ("int8", "") for name in listed.keys() & earlier.keys() if not is_quantized(listed[name][0])})
     sizes = _sizes(model, tensors, listed)
     lines = [
-        earlier.get(name) if not entry[1] else ReportEntry(name, kinds[name], *entry, *sizes[name])
+        ReportEntry(name, kinds[name], *entry, *sizes[name]) if entry[1] else earlier[name]
         for name, entry in listed.items()
     ]
     lines += [ReportEntry(name, "function", *entry, 0, 0) for name, entry in entries.items() if name not in listed]

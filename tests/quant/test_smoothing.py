@@ -239,6 +239,27 @@ def test_training_starts_from_the_smoothed_model() -> None:
     assert sqnr(targets[0], q(batches[0])) > 25
 
 
+def test_16_bits_that_are_asked_for_keep_the_columns() -> None:
+    wide = quant.QConfig(activation_bits=16)
+    model, x = transformer(), data(1)[0]
+    with torch.no_grad():
+        q, eight = static(model, data()), static(model, data(), recipe=quant.Recipe({"0.query": None}))
+        some = static(model, data(), recipe=quant.Recipe({"*.key": wide, "0.wide": wide}))
+        every = static(model, data(), recipe=quant.Recipe(default=wide))
+        plain = static(model, data(), recipe=quant.Recipe(default=wide), smooth=False)
+    scaled = {name for name, one in q.named_modules() if isinstance(one, ScaledLinear)}
+    for other in (some, every):
+        assert {name for name, one in other.named_modules() if isinstance(one, ScaledLinear)} == scaled
+        for name in scaled:
+            assert torch.equal(other.get_submodule(name).columns, q.get_submodule(name).columns)  # type: ignore[arg-type]
+    assert "0.query" not in {name for name, one in eight.named_modules() if isinstance(one, ScaledLinear)}
+    detail = quant.summary(some)["0.wide"].detail
+    assert "16-bit input" in detail
+    assert "input scaled by channel" in detail
+    with torch.no_grad():
+        assert sqnr(model(x), every(x)) > sqnr(model(x), plain(x)) + 6
+
+
 def test_an_input_of_many_decades_gets_16_bits() -> None:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Conv1d(8, 8, 3, padding=1), nn.LogSoftmax(1)).eval()
