@@ -226,7 +226,7 @@ def _checked_options(kind: str, observer: Any, options: Any) -> Options:
     if not isinstance(options, Mapping):
         raise RecipeError(f"QConfig: {kind}_options is {options!r}, expected a dict such as {{'percentile': 99.9}}")
     checked = Options({str(name): _number(kind, name, value) for name, value in options.items()})
-    if kind == "activation" and observer == PER_CALL:
+    if observer == PER_CALL:  # of a weight it was refused
         if checked:
             raise RecipeError(f"{where} is {observer!r}, which has no options, and {kind}_options are {checked}")
         return checked

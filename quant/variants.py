@@ -138,7 +138,7 @@ class Calibrated:
         """A layer with its class in the user's model, and what follows from that."""
         module = self.model.get_submodule(layer.name)
         columns = module.in_features if isinstance(module, nn.Linear) and base_type(module) is nn.Linear else 0
-        narrow_form = narrow.fits(columns, 4) or base_type(module) in TABLES  # type: ignore[arg-type]
+        narrow_form = narrow.fits(columns, 4) or base_type(module) in TABLES
         return replace(layer, kind=type(module).__name__, columns=columns, has_narrow_form=narrow_form)
 
     def _called(self, verb: str, forward: Forward | None) -> list[Arguments]:

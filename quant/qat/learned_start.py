@@ -8,6 +8,7 @@ there training moves both as any others.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -61,11 +62,11 @@ def _start(step: Step, learned: QWeight, weight: nn.Parameter, runner: GraphRunn
         _shift(learned.bias - before, gain, norm, _parameter(layer.bias, runner.root))
 
 
-def _shift(more: Tensor, gain: Tensor, norm: nn.Module | None, bias: nn.Parameter | None) -> None:
+def _shift(more: Tensor, gain: Tensor, norm: Any, bias: nn.Parameter | None) -> None:
     """Add to what a layer puts out: by the bias of its norm where it has one, else by the mean, or by its own."""
     if norm is not None and isinstance(norm.bias, nn.Parameter):
-        norm.bias += more
+        norm.bias.add_(more)
     elif norm is not None:
-        norm.running_mean -= torch.where(gain == 0, 0.0, more / gain)  # type: ignore[operator]
+        norm.running_mean.sub_(torch.where(gain == 0, 0.0, more / gain))
     elif bias is not None:
-        bias += more
+        bias.add_(more)

@@ -40,7 +40,7 @@ class ScaledLinear(nn.Linear):
         return self.scaled_weight * self.columns
 
     def __getattr__(self, name: str) -> Any:
-        if name == "weight":
+        if isinstance(getattr(type(self), name, None), property):
             raise AttributeError(_INT8)
         return super().__getattr__(name)
 
