@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 import display
+import sentences
 import torch
 from quant.calibrate import CalibrationWarning
 from torch import Tensor, nn
@@ -33,7 +34,7 @@ from quant.autoquant.costs import Cost
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tutorials"))
 
 from train_fashion import trained
-from zoo import efficientnet, fashion, g2p, silero
+from zoo import efficientnet, fashion, g2p, minilm, silero
 from zoo.fetch import DataUnavailable
 
 BUDGETS = (0.001, 0.005, 0.02)
@@ -176,12 +177,32 @@ def g2p_words(seed: int) -> Problem:
     return Problem(model, data, score(seen), score(unseen), g2p.encode_words(calibration[:1]))
 
 
+def minilm_sentences(seed: int) -> Problem:
+    """Share of sentences whose nearest other one is that of the float model: 150 seen, some 200 not."""
+    model, pieces = minilm.load(), sentences.read()
+    order = torch.randperm(len(pieces), generator=torch.Generator().manual_seed(seed)).tolist()
+    calibration, seen, unseen = ([pieces[place] for place in some] for some in (order[:64], order[64:214], order[214:]))
+
+    def nearest(one: nn.Module, some: Sequence[Tensor]) -> Tensor:
+        vectors = torch.nn.functional.normalize(torch.cat([one(words) for words in some]))
+        return (vectors @ vectors.t()).fill_diagonal_(-1.0).argmax(1)
+
+    def score(some: Sequence[Tensor]) -> Score:
+        with torch.inference_mode():
+            expected = nearest(model, some)
+        return lambda other: (nearest(other, some) == expected).double()
+
+    example = max(calibration, key=lambda words: words.shape[1])
+    return Problem(model, calibration, score(seen), score(unseen), example)
+
+
 CASES: dict[str, Callable[[int], Problem]] = {
     "fashion residual CNN": fashion_cnn("residual"),
     "fashion depthwise CNN": fashion_cnn("depthwise"),
     "silero-vad": silero_vad,
     "g2p-en": g2p_words,
     "efficientnet-lite0": efficientnet_lite0,
+    "minilm-l6": minilm_sentences,
 }
 
 

@@ -218,6 +218,13 @@ def digest(manifest: str, state: Mapping[str, Tensor]) -> str:
     return seen.hexdigest()
 
 
+def check_folder(path: str | os.PathLike[str] | None, who: str) -> None:
+    """Raise FileNotFoundError for a checkpoint in a folder that does not exist; None is no checkpoint."""
+    if path is not None and not Path(path).parent.is_dir():
+        folder, name = str(Path(path).parent), Path(path).name
+        raise FileNotFoundError(f"{who}: checkpoint: there is no folder {folder!r} to write {name!r} in; make it first")
+
+
 def write_atomically(path: Path, data: bytes) -> None:
     """Write a file whole or not at all, and have it on the disk."""
     # One fixed name: what a killed run left is overwritten by the next, not piled up.

@@ -87,6 +87,7 @@ def run(
         TypeError, ValueError: an argument; `batches` is empty (on all ranks); `prepared` has no observers.
     """
     _check(prepared, batches, limit)
+    checkpoints.check_folder(checkpoint, "calibrate.run")
     began = time.perf_counter()
     path = None if checkpoint is None else _path_of_rank(Path(checkpoint))
     this = _Run(prepared, forward or _by_rule(prepared), path, checkpoint_every)

@@ -23,6 +23,9 @@ from quant.observers.percentile import PercentileObserver
 AUTO = "auto"
 """In place of an observer's name in a recipe: the phase chooses."""
 
+PER_CALL = "dynamic"
+"""In place of an observer's name in a recipe: each call has ranges of its own, and nothing is observed."""
+
 K = TypeVar("K", bound="type[Observer] | type[FakeQuantizeBase]")
 B = TypeVar("B", Observer, FakeQuantizeBase)
 
@@ -48,8 +51,10 @@ def _as_kind(name: str, value: Any) -> type[Observer] | type[FakeQuantizeBase]:
             f"observer {name!r}: expected a subclass of quant.observers.Observer or FakeQuantizeBase, got "
             f"{described(value)}"
         )
-    if not isinstance(name, str) or not name or name == AUTO:
-        raise ValueError(f"observer {name!r}: {described(value)} needs a name that is not empty and not {AUTO!r}")
+    if not isinstance(name, str) or not name or name in (AUTO, PER_CALL):
+        raise ValueError(
+            f"observer {name!r}: {described(value)} needs a name that is not empty, {AUTO!r} or {PER_CALL!r}"
+        )
     missing = sorted(value.__abstractmethods__)
     looks = ("_update", "_add", "_observe", "forward")
     if issubclass(value, Observer) and all(getattr(value, one) is getattr(Observer, one) for one in looks):
@@ -75,7 +80,7 @@ class _Named(Mapping[str, type[B]]):
         self._base: type[B] = base
 
     def __getitem__(self, name: str) -> type[B]:
-        if name == AUTO:  # asked for often, and no package offers it
+        if name in (AUTO, PER_CALL):  # asked for often, and no package offers it
             raise KeyError(name)
         kind: Any = _REGISTRY[name]
         if not issubclass(kind, self._base):

@@ -25,6 +25,7 @@ from quant.qat.checks import check_trained
 from quant.recipe import QConfig
 from quant.report import attach_report
 from quant.runtime.keys import ProgramKey
+from quant.runtime.layers.quant_module import QuantModule
 from quant.runtime.layers.scaled_linear import ScaledLinear, columns_of
 from quant.runtime.names import attribute, full_name, has_submodule, submodule
 from quant.runtime.program_runner import ProgramRunner
@@ -110,6 +111,7 @@ def _converted(prepared: nn.Module, backend: str | None) -> nn.Module:
     ranges = _calibrated(model)
     tensors = sizes_before(model)
     float_model, scaled = fingerprint(model), list(columns_of(model))
+    earlier = [name for name, one in model.named_modules() if isinstance(one, QuantModule)]
     kinds = {name: _kind(module) for name, module in model.named_modules(remove_duplicate=False)}
     programs = all_runners(model)
     hooked = silenced(programs)
@@ -147,6 +149,8 @@ def _converted(prepared: nn.Module, backend: str | None) -> nn.Module:
     description.update(dynamic=dynamic, removed=removed, fingerprint=float_model)
     if scaled:
         description["scaled"] = scaled
+    if earlier:
+        description["earlier"] = earlier
     model.__dict__[DESCRIPTION] = description
     note_programs(model, entries)
     for name in hooked:

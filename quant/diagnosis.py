@@ -140,7 +140,7 @@ class StepSums:
         bits = self.qconfig.weight_bits
         if bits < 8:
             default = f"rounding of the weights to {bits} bits"
-            return Finding(cause or default, "give its weights 8 bits", {"weight_bits": 8})
+            return Finding(cause or default, "give its weights 8 bits", EIGHT_BITS)
         if not self.qconfig.per_channel:
             default = "one weight scale for all channels"
             return Finding(cause or default, "give each channel a scale", {"per_channel": True})
@@ -162,6 +162,10 @@ class StepSums:
             cause = f"range spread: channels differ by {largest / usual:.0f} times and share one scale"
             return Finding(cause, "leave it float, or scale its channels alike in the float model", None)
         return Finding("a range much wider than most of its values", advice, change)
+
+
+EIGHT_BITS = {"weight_bits": 8, "group_size": None, "weight_symmetric": True}
+"""The settings of a weight in bytes: groups and zero points are of narrow ones."""
 
 
 class Finding(NamedTuple):

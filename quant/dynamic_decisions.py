@@ -17,6 +17,7 @@ from quant.copying import hooks_of, name_of
 from quant.kernels.tables import TABLE_BITS
 from quant.nn import QuantModule
 from quant.nn.registry import maker, supported
+from quant.observers import PER_CALL
 from quant.recipe import NO_RULE, STATIC_SETTINGS, QConfig, Recipe, RecipeError, Rule
 from quant.recurrent_layers import is_recurrent_layer, parameter_names
 from quant.report import own_bytes
@@ -193,7 +194,7 @@ def check_weights(decisions: list[Decision], recipe: Recipe) -> None:
                 f"{decision.where}: tables have 8 or 4 bits, {asked} asks for {decision.qconfig.weight_bits}"
             )
         for setting, value in decision.qconfig.changed().items():
-            if setting in STATIC_SETTINGS:
+            if setting in STATIC_SETTINGS and value != PER_CALL:
                 raise RecipeError(
                     f"{decision.where}: dynamic quantisation has no {setting}, {asked} asks for {value!r}"
                 )

@@ -21,6 +21,7 @@ from tqdm import tqdm
 
 from quant.calibrate import CalibrationError, DataError
 from quant.calibrate.batches import Caller, check_batches, count_samples, describe
+from quant.calibrate.checkpoint import check_folder
 from quant.calibrate.driver import Forward, evaluating
 from quant.dynamic_decisions import Decision
 from quant.kernels import QScheme, narrow, weight_scheme
@@ -30,8 +31,8 @@ from quant.nn.linear import Conv1D
 from quant.recipe import QConfig
 from quant.rounding.checkpoint import Checkpoint, identity
 from quant.rounding.descent import output_error
-from quant.rounding.gptq import DAMPING, gptq
-from quant.rounding.methods import METHODS, NEAREST, choose_integers
+from quant.rounding.gptq import DAMPING
+from quant.rounding.methods import METHODS, NEAREST, choose_in_groups, choose_integers
 from quant.rounding.scales import FEW_BITS, scale_by_output
 from quant.runtime.layers.weighted import QWeight
 
@@ -52,6 +53,7 @@ def check_rounding(rounding: str, batches: Any, checkpoint: Any) -> None:
         raise ValueError(f"{WHO}: rounding={rounding!r} needs batches=, some hundred samples of real inputs")
     if checkpoint is not None and rounding == NEAREST:
         raise ValueError(f"{WHO}: checkpoint keeps what rounding='gptq' or 'adaround' chose; 'nearest' chooses nothing")
+    check_folder(checkpoint, WHO)
 
 
 def round_by_data(
@@ -185,13 +187,14 @@ def _rounded(one: Decision, seen: _Seen, method: str) -> tuple[QWeight, list[flo
 def _in_groups(
     layer: Linear, rows: Tensor, hessian: Tensor, qconfig: QConfig, method: str
 ) -> tuple[QWeight, list[float]]:
-    """As `_rounded`, of a layer with a scale for each group of inputs: by GPTQ, whatever method was asked for."""
+    """As `_rounded`, of a layer with a scale for each group of inputs."""
+    assert qconfig.group_size is not None
     bits, before = qconfig.weight_bits, QWeight(layer.q_weight, layer.scale, None)
     nearest = float(output_error(rows, narrow.dequantize(layer.q_weight, layer.scale), hessian).sum())
     if method == NEAREST:
         return before, [nearest, nearest]
     scheme = weight_scheme(bits) if qconfig.weight_symmetric else QScheme(torch.uint8, 0, 2**bits - 1, symmetric=False)
-    q, scale, zero = gptq(rows, hessian, scheme, group_size=qconfig.group_size, damping=0.0)
+    q, scale, zero = choose_in_groups(method, rows, hessian, scheme, qconfig.group_size, bits=bits)
     middle = 2 ** (bits - 1) if qconfig.weight_symmetric else 0
     own_zero = None if qconfig.weight_symmetric else zero
     q_weight, stored = narrow.store(q.to(torch.int16) + middle, scale, own_zero, bits)

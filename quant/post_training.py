@@ -13,6 +13,7 @@ from torch import nn
 
 from quant.calibrate import DataError, run
 from quant.calibrate.batches import Arguments, Caller, check_batches
+from quant.calibrate.checkpoint import check_folder, observers_of
 from quant.calibrate.driver import Forward
 from quant.convert import convert
 from quant.forward_state import keeping_children
@@ -75,6 +76,7 @@ def quantize_static(
             "quant.quantize_static: checkpoint keeps what rounding='gptq' or 'adaround' learned; rounding to nearest "
             "learns nothing"
         )
+    check_folder(checkpoint, "quant.quantize_static")
     if rounding != NEAREST:
         batches = list(itertools.islice(batches, limit))  # gone through twice
     if example_inputs is None:
@@ -87,7 +89,8 @@ def quantize_static(
     prepared = prepare(smoothed.model, example_inputs, smoothed.recipe)
     prepared.__dict__[RESERVED + "_prepared"].measured = smoothed.notes
     with keeping_children(prepared):
-        run(prepared, batches, forward=forward, limit=limit, progress=progress)
+        if observers_of(prepared):  # a model of dynamic layers alone has none
+            run(prepared, batches, forward=forward, limit=limit, progress=progress)
         if rounding != NEAREST:
             learn_rounding(prepared, batches, rounding, forward=forward, checkpoint=checkpoint, progress=progress)
     return convert(prepared, backend)
@@ -95,17 +98,17 @@ def quantize_static(
 
 def _example(model: nn.Module, batches: Iterable[Any], forward: Forward | None) -> tuple[Any, Iterable[Any]]:
     """The inputs of the model's first call, and the batches with none of them lost."""
-    iterator = iter(batches)
-    for first in iterator:
-        if iterator is batches:  # a generator gives each batch once
-            batches = itertools.chain([first], iterator)
+    some, batches = some_batches(batches, 1)
+    for first in list(some):
         args, kwargs = Caller(model).arguments(first) if forward is None else _called_with(model, first, forward)
-        return (_together(model, args, kwargs) if args and kwargs else kwargs or args), batches
+        return as_example(model, args, kwargs), batches
     raise DataError("quant.quantize_static: there are no batches; give some hundred samples of real inputs")
 
 
-def _together(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Positional and keyword arguments as one example: a dict, where each has a name."""
+def as_example(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """The arguments of a call as one example: those of one kind, or a dict where each has a name."""
+    if not (args and kwargs):
+        return kwargs or args
     parameters = parameters_of(model)
     names = [one.name for one in itertools.takewhile(_has_name, parameters)]
     if len(args) <= len(names):

@@ -29,7 +29,7 @@ from quant.graph import Graph, Kind
 from quant.half_precision import halves_of, widened
 from quant.kernels import ACTIVATION_U8, QScheme
 from quant.leaves import base_layer, is_dynamic
-from quant.observers import Observer, make_observer
+from quant.observers import AUTO, PER_CALL, Observer, make_observer
 from quant.ops.step import Step
 from quant.recipe import Recipe, UnmatchedRules
 from quant.recipe_check import check_observers, check_settings
@@ -37,6 +37,7 @@ from quant.runtime.arguments import copied
 from quant.runtime.names import full_name, has_attribute
 from quant.runtime.programs import RESERVED
 from quant.shared import note_shared, one_range_each
+from quant.static.dynamic_fallback import dynamic_settings
 from quant.static.examples import encode
 from quant.static.outlier_check import suspects
 from quant.static.prepared import Prepared
@@ -190,15 +191,13 @@ def planned(
     _add_examples(prepared, examples, state)
     if training:  # a layer that begins in the middle of it would have no range, and a shallow copy would train another
         stop_waiting(prepared)
-    refuse_nothing(prepared, captured.islands, verb)
+    example = encode(example_inputs)
+    # Training changes buffers for good; calibration only passes through them.
+    info = Prepared(recipe, captured.islands, captured.called, example, {} if training else state, halves)
+    _refuse_nothing(prepared, info, verb)
     if captured.unlike_in_training:
         _say_unlike(prepared, verb)
-    # Training changes buffers for good; calibration only passes through them.
-    state = {} if training else state
-    example = encode(example_inputs)
-    prepared.__dict__[RESERVED + "_prepared"] = Prepared(
-        recipe, captured.islands, captured.called, example, state, halves
-    )
+    prepared.__dict__[RESERVED + "_prepared"] = info
     return prepared
 
 
@@ -263,7 +262,9 @@ def slot_observer(slot: Slot) -> Observer:
     """The observer that a slot's QConfig asks for."""
     kind = slot.qconfig.activation_observer
     usual = "minmax" if slot.two_bytes else "histogram"  # 16 bits have room for all that comes
-    return make_observer(usual if kind == "auto" else kind, scheme_of(slot), **slot.qconfig.activation_options)
+    return make_observer(
+        usual if kind in (AUTO, PER_CALL) else kind, scheme_of(slot), **slot.qconfig.activation_options
+    )
 
 
 def scheme_of(slot: Slot) -> QScheme:
@@ -271,14 +272,14 @@ def scheme_of(slot: Slot) -> QScheme:
     return SYMMETRIC_U8 if slot.qconfig.activation_symmetric else ACTIVATION_U8
 
 
-def refuse_nothing(prepared: nn.Module, islands: dict[str, str], verb: str = "quant.prepare") -> None:
-    """Raise NothingQuantized where no step of no graph computes in integers."""
+def _refuse_nothing(prepared: nn.Module, info: Prepared, verb: str) -> None:
+    """Raise NothingQuantized where no step of no graph computes in integers, and no layer becomes dynamic."""
     units = runners(prepared)
     if any(step.integer for runner in units.values() for step in runner.fused.steps):
         return
-    if units and any(map(is_dynamic, prepared.modules())):
+    if units and (any(map(is_dynamic, prepared.modules())) or dynamic_settings(prepared, info)):
         return
-    reasons = [f"{name or '(root)'}: {reason}" for name, reason in islands.items()]
+    reasons = [f"{name or '(root)'}: {reason}" for name, reason in info.islands.items()]
     for path, runner in units.items():
         for step in runner.fused.steps:
             if step.reason:

@@ -17,7 +17,17 @@ from torch import nn
 
 from quant.kernels.narrow import GROUP_SIZES, NARROW_BITS
 from quant.kernels.registry import NotLoaded
-from quant.observers import AUTO, LEARNED, OBSERVERS, by_hand, check_options, follows_batches, names, option_names
+from quant.observers import (
+    AUTO,
+    LEARNED,
+    OBSERVERS,
+    PER_CALL,
+    by_hand,
+    check_options,
+    follows_batches,
+    names,
+    option_names,
+)
 
 Pattern: TypeAlias = "str | type[nn.Module] | Callable[[str, nn.Module], bool]"
 """A module name with shell wildcards (``encoder.*``), a module type (subclasses match), or a predicate of both."""
@@ -100,6 +110,8 @@ class QConfig:
             chosen. "auto" is "histogram" in calibration and "moving_average" in training. Calibration takes every name
             in `quant.observers.OBSERVERS`; training those that need no search ("moving_average", "minmax", "fixed") and
             those that learn ("lsq", "lsq+", "pact"). "fixed" is a range by hand, for what the layer puts out alone.
+            "dynamic" makes a linear or recurrent layer of a static model dynamic: its ranges are those of each call,
+            and it has the settings of dynamic layers.
         activation_options: of that observer, by name: {"percentile": 99.9}, {"momentum": 0.1}, or the ends that "fixed"
             must have, {"low": 0.0, "high": 6.0}.
         activation_symmetric: fix the zero point of activations at 128.
@@ -163,6 +175,11 @@ class QConfig:
         return by_hand(self.activation_observer)
 
     @property
+    def per_call(self) -> bool:
+        """Whether the layer's ranges are those of each call, in a static model too."""
+        return self.activation_observer == PER_CALL
+
+    @property
     def ranges_per_row(self) -> bool:
         """`per_row` as dynamic quantisation takes it."""
         return self.per_row is not False
@@ -204,11 +221,15 @@ class QConfig:
 def _checked_options(kind: str, observer: Any, options: Any) -> Options:
     """The options of an observer, each an int or a float; RecipeError where the observer does not know or take them."""
     where = f"QConfig: {kind}_observer"
-    if kind == "weight" or observer != AUTO:
+    if kind == "weight" or observer not in (AUTO, PER_CALL):
         _check_observer(where, observer, of_weight=kind == "weight")
     if not isinstance(options, Mapping):
         raise RecipeError(f"QConfig: {kind}_options is {options!r}, expected a dict such as {{'percentile': 99.9}}")
     checked = Options({str(name): _number(kind, name, value) for name, value in options.items()})
+    if observer == PER_CALL:  # of a weight it was refused
+        if checked:
+            raise RecipeError(f"{where} is {observer!r}, which has no options, and {kind}_options are {checked}")
+        return checked
     if observer == AUTO:
         if checked:
             known = [name for name in (*OBSERVERS, *LEARNED) if option_names(name)]
@@ -233,7 +254,7 @@ def _check_observer(where: str, observer: Any, *, of_weight: bool) -> None:
     except NotLoaded as error:
         raise RecipeError(f"{where}: {error}") from error
     if not exists:
-        known = names() if of_weight else [AUTO, *names()]
+        known = names() if of_weight else [AUTO, PER_CALL, *names()]
         unfit = [name for name, one in OBSERVERS.items() if of_weight and one.follows_batches]
         raise RecipeError(
             f"{where} is {observer!r}, expected one of {', '.join(name for name in known if name not in unfit)}; that "

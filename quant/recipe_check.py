@@ -12,14 +12,17 @@ from typing import Any
 
 from torch import nn
 
+from quant.dynamic_decisions import base_type
 from quant.fusion.fused_graph import FusedGraph
 from quant.graph import Kind
 from quant.leaves import is_dynamic
-from quant.observers import AUTO, LEARNED, OBSERVERS, trains
+from quant.nn.registry import supported
+from quant.observers import AUTO, LEARNED, OBSERVERS, PER_CALL, trains
 from quant.ops.operator import Recurrent
 from quant.ops.registered import Registered
 from quant.recipe import DYNAMIC_SETTINGS, NO_RULE, STATIC_SETTINGS, QConfig, Recipe, RecipeError
 from quant.runtime.names import attribute, full_name
+from quant.static.dynamic_fallback import without_runner
 from quant.static.runner import runners
 
 
@@ -32,6 +35,11 @@ def check_observers(recipe: Recipe, verb: str, *, training: bool) -> None:
     """
     for rule, qconfig in _configs(recipe):
         asks = f"{verb}: {recipe.rule_text(rule)} asks for"
+        if training and qconfig.per_call:
+            raise RecipeError(
+                f"{asks} activation_observer {PER_CALL!r}, and linear layers are trained with static ranges; leave it "
+                "out here"
+            )
         kind = qconfig.activation_observer
         if training and kind != AUTO and not trains(kind):
             legal = ", ".join([AUTO, *filter(trains, [*OBSERVERS, *LEARNED])])
@@ -66,11 +74,16 @@ def check_settings(prepared: nn.Module, recipe: Recipe, called: set[str], verb: 
                     f"{asks} {setting}={value!r}, and layer {layers.static[0]!r} {DYNAMIC_SETTINGS[setting]}; leave "
                     f"{setting} out, or use quant.quantize_dynamic"
                 )
-            if setting in STATIC_SETTINGS and layers.dynamic and not layers.static:
+            if setting in STATIC_SETTINGS and value != PER_CALL and layers.dynamic and not layers.static:
                 raise RecipeError(
                     f"{asks} {setting}={value!r}, and layer {layers.dynamic[0]!r} becomes dynamic, without it; leave "
                     "it out for this layer"
                 )
+        if qconfig.per_call and not layers.dynamic:
+            raise RecipeError(
+                f"{asks} activation_observer={PER_CALL!r}, and it decides no layer that has a dynamic form; these are "
+                f"{', '.join(one.__name__ for one in supported())}"
+            )
         if qconfig.by_hand and not layers.with_range:
             why = "it decides no layer with weights"
             if layers.static:
@@ -120,8 +133,12 @@ def _decided(prepared: nn.Module, recipe: Recipe, called: set[str]) -> dict[int,
             if fused.emits_integers(step) or inner in {layer for layer, _ in fused.inner}:
                 layers.with_range.append(name)
     for name, module in prepared.named_modules():
-        if name in called and name not in static and is_dynamic(module):
-            decided.setdefault(recipe.resolve(name, module)[1], _Layers()).dynamic.append(name)
+        if name not in called or name in static:
+            continue
+        qconfig, rule = recipe.resolve(name, module)
+        asked = qconfig is not None and qconfig.per_call and base_type(without_runner(module)) is not None
+        if asked or is_dynamic(module):
+            decided.setdefault(rule, _Layers()).dynamic.append(name)
     return decided
 
 

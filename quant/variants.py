@@ -20,19 +20,23 @@ import torch
 from torch import nn
 
 from quant.calibrate import CalibrationWarning, DataError, run
-from quant.calibrate.batches import Caller, check_batches, describe, fingerprint
+from quant.calibrate.batches import Arguments, Caller, check_batches, describe, fingerprint
 from quant.calibrate.checkpoint import observers_of
+from quant.calibrate.driver import Forward
 from quant.convert import convert
 from quant.copying import copy_model
+from quant.dynamic_decisions import TABLES, base_type
 from quant.forward_state import keeping_children
 from quant.fusion.fuse import fuse
 from quant.fusion.fused_graph import FusedGraph, Slot
 from quant.graph import Kind
+from quant.kernels import narrow
 from quant.observers import Observer
 from quant.ops.step import Step
+from quant.post_training import as_example
 from quant.prepare import prepare, slot_observer
 from quant.recipe import QConfig, Recipe
-from quant.runtime.arguments import copied
+from quant.runtime.arguments import copied, copied_together
 from quant.runtime.names import full_name
 from quant.runtime.programs import RESERVED
 from quant.smoothing.smooth import smoothed_model, some_batches
@@ -55,6 +59,8 @@ class Layer:
         qconfig: by the recipe that it was calibrated with.
         static: whether it has ranges of calibration; the others (embeddings, attention) become dynamic.
         weight_bytes: of the parameters in float32 or what they are stored in.
+        columns: inputs of a linear layer, 0 of others.
+        has_narrow_form: whether it is stored in 4 bits where its weight has these and it is dynamic.
     """
 
     name: str
@@ -62,6 +68,8 @@ class Layer:
     qconfig: QConfig
     static: bool
     weight_bytes: int
+    columns: int = 0
+    has_narrow_form: bool = False
 
     @property
     def pattern(self) -> str:
@@ -80,6 +88,7 @@ class Calibrated:
         recipe: with 16-bit activations where `quantize_static` gives them by itself (`quant/smoothing/`).
         example: inputs that it was captured with.
         kept: the first batches.
+        calls: the arguments of the model's calls for these.
         layers: by name, in the order in which the model runs them.
     """
 
@@ -90,6 +99,7 @@ class Calibrated:
         verb: str,
         recipe: Recipe | None = None,
         *,
+        forward: Forward | None = None,
         example_inputs: Any = None,
         limit: int | None = None,
         progress: bool = True,
@@ -102,17 +112,17 @@ class Calibrated:
         self._data = hashlib.sha256()
         batches = map(self._noted, itertools.islice(data, limit))
         self.kept = list(itertools.islice(batches, KEPT))
-        self._check(verb)
-        caller = Caller(model)
-        args, kwargs = caller.arguments(self.kept[0])
-        self.example = (kwargs or args) if example_inputs is None else example_inputs
-        smoothed = smoothed_model(model, some, self.own_recipe)
+        self.calls = self._called(verb, forward)
+        if not self.calls:
+            raise DataError(f"{verb}: forward(model, batch) did not call model(...), whose outputs are to be compared")
+        self.example = as_example(model, *self.calls[0]) if example_inputs is None else example_inputs
+        smoothed = smoothed_model(model, some, self.own_recipe, forward)
         self.recipe = smoothed.recipe
         self.prepared = prepare(smoothed.model, self.example, self.recipe)
         self.prepared.__dict__[RESERVED + "_prepared"].measured = smoothed.notes
         if observers_of(self.prepared):  # a model of embeddings alone has none
             with keeping_children(self.prepared):
-                run(self.prepared, itertools.chain(self.kept, batches), progress=progress)
+                run(self.prepared, itertools.chain(self.kept, batches), forward=forward, progress=progress)
         self.layers = {layer.name: self._named(layer) for layer in layers_of(self.prepared)}
 
     @property
@@ -125,11 +135,14 @@ class Calibrated:
         return batch
 
     def _named(self, layer: Layer) -> Layer:
-        """A layer with its class in the user's model."""
-        return replace(layer, kind=type(self.model.get_submodule(layer.name)).__name__)
+        """A layer with its class in the user's model, and what follows from that."""
+        module = self.model.get_submodule(layer.name)
+        columns = module.in_features if isinstance(module, nn.Linear) and base_type(module) is nn.Linear else 0
+        narrow_form = narrow.fits(columns, 4) or base_type(module) in TABLES
+        return replace(layer, kind=type(module).__name__, columns=columns, has_narrow_form=narrow_form)
 
-    def _check(self, verb: str) -> None:
-        """That there is data, and that the model takes it."""
+    def _called(self, verb: str, forward: Forward | None) -> list[Arguments]:
+        """The calls of the model for the kept batches, once there are some and the model takes them."""
         if not self.kept:
             raise DataError(f"{verb}: data is empty; give some hundred samples of real inputs in several batches")
         if len(self.kept) == 1:
@@ -141,23 +154,46 @@ class Calibrated:
             )
         with torch.no_grad(), evaluating(self.probe):
             try:
-                args, kwargs = copied(Caller(self.model).arguments(self.kept[0]))
+                if forward is not None:
+                    calls = self._noted_calls(forward)
+                    self._data.update(b"".join(map(fingerprint, calls)))
+                    return calls
+                caller = Caller(self.model)
+                calls = [caller.arguments(batch) for batch in self.kept]
+                args, kwargs = copied(calls[0])
                 self.probe(*args, **kwargs)
+                return calls
             except Exception as error:
                 raise DataError(
                     f"{verb}: the model fails on the first batch, {describe(self.kept[0])}: {type(error).__name__}: "
                     f"{' '.join(str(error).split())}; data is to give what the model takes, or (input, label) pairs, "
-                    "not labels alone"
+                    "not labels alone; where the model is not simply called with a batch, give forward="
                 ) from error
+
+    def _noted_calls(self, forward: Forward) -> list[Arguments]:
+        """The calls of the model that the user's `forward` makes for the kept batches, in order."""
+        calls: list[Arguments] = []
+
+        def note(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+            calls.append(copied((args, kwargs)))
+
+        hook = self.probe.register_forward_pre_hook(note, with_kwargs=True)
+        try:
+            for batch in self.kept:
+                forward(self.probe, copied_together(batch))
+        finally:
+            hook.remove()
+        return calls
 
     def recipe_with(self, choices: Mapping[str, QConfig | None]) -> Recipe:
         """The recipe with other settings for some layers; None leaves a layer float."""
         rules = [(self.layers[name].pattern, qconfig) for name, qconfig in choices.items()]
         return Recipe([*rules, *self.recipe], default=self.recipe.default, backend=self.recipe.backend)
 
-    def recipe_of_only(self, names: Iterable[str]) -> Recipe:
-        """The recipe by which these layers alone are quantised."""
-        rules = [(self.layers[name].pattern, self.layers[name].qconfig) for name in names]
+    def recipe_of_only(self, names: Iterable[str], settings: Mapping[str, QConfig] | None = None) -> Recipe:
+        """The recipe by which these layers alone are quantised, by other settings where there are some."""
+        chosen = settings or {}
+        rules = [(self.layers[name].pattern, chosen.get(name, self.layers[name].qconfig)) for name in names]
         return Recipe(rules, default=None, backend=self.recipe.backend)
 
     def integer_layers(self, recipe: Recipe) -> set[str]:

@@ -8,7 +8,7 @@ programs, the model is captured again and its calls are compared with those in t
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -153,7 +153,7 @@ class _Source:
         tables: lookup tables, by the names of units and steps.
         constants: those of the programs, in order.
         tensors: those of the converted part, by their names in it.
-        modules: names of the outermost int8 modules in it.
+        modules: of the outermost int8 modules in it, by name, the class and settings.
         backend: replaces the file's; None keeps it.
     """
 
@@ -174,7 +174,13 @@ class _Source:
         self.constants = [numbered[place] for place in sorted(numbered, key=int)]
         prefix = f"{name}." if name else ""
         self.tensors = _inside(tensors, prefix)
-        self.modules = list(_inside(manifest["modules"], prefix))
+        self.modules = _inside(manifest["modules"], prefix)
+
+    @property
+    def earlier(self) -> dict[str, Any]:
+        """The entries of modules that were int8 before the conversion."""
+        names = set(self.description.get("earlier", ()))
+        return {name: entry for name, entry in self.modules.items() if name in names}
 
     def built(self, part: nn.Module) -> nn.Module | None:
         """The model built from its programs; None where the file has none for this float model."""
@@ -201,7 +207,7 @@ def _inside(named: Mapping[str, Any], prefix: str) -> dict[str, Any]:
 
 
 @torch.no_grad()
-def _forget_weights(model: nn.Module, names: Sequence[str]) -> None:
+def _forget_weights(model: nn.Module, names: Iterable[str]) -> None:
     """Fill the float weights that int8 ones replace with 1: a model initialised without values may hold NaN."""
     for name in names:
         for parameter in _submodule(model, name).parameters():
@@ -210,8 +216,9 @@ def _forget_weights(model: nn.Module, names: Sequence[str]) -> None:
 
 
 def _with_static(model: nn.Module, source: _Source, example_inputs: Any, examples: Sequence[Any]) -> nn.Module:
-    """Replace a float part that the file names by its static conversion."""
+    """Replace a float part that the file names by its static conversion; its int8 layers of before come first."""
     part = _with_scaled_layers(_submodule(model, source.name), source.description.get("scaled", []))
+    part = _rebuild(part, source.earlier, source.tensors)
     rebuilt = source.built(part)
     if rebuilt is None:
         from quant.artefact.rebuild import rebuild  # imports capture and conversion, which loading mostly does without

@@ -22,6 +22,7 @@ from quant.convert import convert
 from quant.fusion.fuse import fuse_again
 from quant.fusion.fused_graph import RULES
 from quant.kernels import ACTIVATION_U8, QParams
+from quant.observers import PER_CALL
 from quant.prepare import make_runner, planned, slot_observer
 from quant.recipe import QConfig, Recipe, UnmatchedRules
 from quant.runtime.keys import ProgramKey
@@ -111,9 +112,9 @@ def _prepared(
     model: nn.Module, description: Mapping[str, Any], example_inputs: Any, examples: Sequence[Any]
 ) -> nn.Module:
     # Weights are forgotten and ranges stored, so how they were chosen does not matter; min-max costs least.
-    anything = {"weight_observer": "minmax", "weight_options": {}, "activation_observer": "minmax"}
+    anything = {"weight_observer": "minmax", "weight_options": {}, "activation_options": {}}
     layers = {
-        glob.escape(name): QConfig.from_dict({**data, **anything, "activation_options": {}})
+        glob.escape(name): QConfig.from_dict({**data, **anything, "activation_observer": _observer(data)})
         for name, data in description["layers"].items()
     }
     try:
@@ -138,6 +139,11 @@ def _prepared(
     _leave_norms(prepared, description.get("norms", {}))
     _check_units(model, all_runners(prepared), description)
     return prepared
+
+
+def _observer(settings: Mapping[str, Any]) -> str:
+    """The cheapest observer; that of layers with ranges of each call makes them what they are."""
+    return PER_CALL if settings["activation_observer"] == PER_CALL else "minmax"
 
 
 def _leave_dynamic(prepared: nn.Module, dynamic: Mapping[str, str]) -> None:

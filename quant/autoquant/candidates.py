@@ -6,8 +6,12 @@ import enum
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 
+from quant.observers import PER_CALL
 from quant.recipe import QConfig
+from quant.static.dynamic_fallback import dynamic_part
+from quant.variants import Layer
 
 
 class Form(enum.Enum):
@@ -27,20 +31,34 @@ class Candidate:
 
     Attributes:
         name: in recipes of the search, checkpoints and tables.
-        settings: from those of the recipe; None leaves the layer float.
+        settings: of a layer; None leaves it float.
+        fits: whether a layer may be worth trying so.
     """
 
     name: str
-    settings: Callable[[QConfig], QConfig | None]
+    settings: Callable[[Layer], QConfig | None]
+    fits: Callable[[Layer], bool] = lambda layer: True
 
 
-INT8 = Candidate("int8", lambda qconfig: qconfig)
-WIDE = Candidate("int16 activations", lambda qconfig: replace(qconfig, activation_bits=16))
-FLOAT = Candidate("float", lambda qconfig: None)
+def _per_call(layer: Layer, **changes: Any) -> QConfig:
+    """A layer's settings as a dynamic one."""
+    return replace(dynamic_part(layer.qconfig), activation_observer=PER_CALL, **changes)
 
-CANDIDATES = {one.name: one for one in (INT8, WIDE, FLOAT)}
-"""By name, the cheapest first. One more is a line here; the search asks `Calibrated.integer_layers` which layers can be
-so, and tries a cheaper one first."""
+
+def _narrow(layer: Layer) -> QConfig:
+    """With 4 bits a weight: of a linear layer in groups as large as one scale serves well, of a table by rows."""
+    size = next((size for size in (64, 32) if layer.columns and layer.columns % size == 0), None)
+    return _per_call(layer, weight_bits=4, group_size=size, per_channel=True, weight_symmetric=True)
+
+
+INT8 = Candidate("int8", lambda layer: layer.qconfig)
+NARROW = Candidate("4-bit weights", _narrow, lambda layer: layer.has_narrow_form and layer.qconfig.weight_bits > 4)
+DYNAMIC = Candidate("dynamic", _per_call, lambda layer: layer.static)
+WIDE = Candidate("int16 activations", lambda layer: replace(layer.qconfig, activation_bits=16))
+FLOAT = Candidate("float", lambda layer: None)
+
+CANDIDATES = {one.name: one for one in (INT8, NARROW, DYNAMIC, WIDE, FLOAT)}
+"""By name. One more is a line here; the search asks `Bench.possible` which layers can be so."""
 
 
 @dataclass(frozen=True)

@@ -14,12 +14,14 @@ import torch
 from torch import nn
 from tqdm import tqdm
 
-from quant.autoquant.candidates import FLOAT, Form, Plan
+from quant.autoquant.candidates import FLOAT, NARROW, Form, Plan
 from quant.autoquant.costs import default_clock
 from quant.autoquant.records import Records, identity, weights_of
 from quant.autoquant.result import LATENCY, SIZE, Autoquantized
 from quant.autoquant.search import Search
 from quant.autoquant.trials import Bench, Trial, score_in, score_out
+from quant.calibrate.checkpoint import check_folder
+from quant.calibrate.driver import Forward
 from quant.kernels.race import Clock
 from quant.metric import Evaluate, Metric
 from quant.prepare import check_model
@@ -45,6 +47,7 @@ def autoquant(
     recipe: Recipe | None = None,
     max_evaluations: int = 30,
     checkpoint: str | os.PathLike[str] | None = None,
+    forward: Forward | None = None,
     example_inputs: Any = None,
     limit: int | None = None,
     progress: bool = True,
@@ -52,9 +55,9 @@ def autoquant(
 ) -> Autoquantized:
     """The fastest, or the smallest, model that loses at most `max_drop` of the user's own metric.
 
-    Layers may be int8 with ranges of calibration or of each call, have 16-bit activations where there are kernels, or
-    stay float. Each model that is tried is built, scored by `evaluate` and timed here beside the float model, which is
-    itself a candidate: what comes back keeps the budget and is never slower.
+    Layers may be int8 with ranges of calibration or of each call, have 16-bit activations where there are kernels, have
+    4-bit weights where size counts, or stay float. Each model that is tried is built, scored by `evaluate` and timed
+    here beside the float model, which is itself a candidate: what comes back keeps the budget and is never slower.
 
     Args:
         model: any float module, unedited; left as it is.
@@ -69,7 +72,8 @@ def autoquant(
         max_evaluations: models that are scored, at most.
         checkpoint: a file in which every measurement is kept, and found again by another call: one that was killed goes
             on, and one with another budget scores only what is new.
-        example_inputs: what the model is captured and timed with; None takes the first batch.
+        forward: called with (model, batch) in calibration, where the model is not simply called with its inputs.
+        example_inputs: what the model is captured and timed with; None takes the first call.
         limit: batches of `data` to take at most.
         progress: show a progress bar with the best so far; nothing without a terminal.
         clock: returns seconds; None takes this thread's time where torch has one thread, else the time of the wall.
@@ -90,11 +94,14 @@ def autoquant(
     began = time.perf_counter()
     _check(max_drop, objective, max_evaluations)
     check_model(model, VERB)
+    check_folder(checkpoint, VERB)
     metric = Metric(evaluate, VERB)
     weights = weights_of(model)
     path = None if checkpoint is None else Path(checkpoint)
     first = None if path is not None and path.exists() else score_out(metric.of_float(model))
-    calibrated = Calibrated(model, data, VERB, recipe, example_inputs=example_inputs, limit=limit, progress=progress)
+    calibrated = Calibrated(
+        model, data, VERB, recipe, forward=forward, example_inputs=example_inputs, limit=limit, progress=progress
+    )
     records = Records(path, identity(weights, calibrated.data, calibrated.own_recipe, calibrated.example))
     score = score_in(records.get("scores", Plan(Form.FLOAT).key, lambda: first or score_out(metric.of_float(model))))
     metric.noise = records.get("metric", "noise", lambda: metric.noise)
@@ -107,7 +114,7 @@ def autoquant(
 
     bench = Bench(calibrated, metric, score, records, clock or default_clock())
     by_size = objective == SIZE
-    search = Search(bench, max_drop, by_size, max_evaluations, told, lambda: harms(calibrated))
+    search = Search(bench, max_drop, by_size, max_evaluations, told, lambda settings: harms(calibrated, settings))
     with bar:
         search.begin()
         interrupted = _interrupted(search.run)
@@ -174,6 +181,8 @@ def _reasons(search: Search, model: nn.Module, best: Trial) -> dict[str, str]:
 
 
 def _reason(name: str, choice: str, search: Search) -> str:
+    if choice == NARROW.name:
+        return f"{choice}: smaller, and the budget holds"
     harm = search.harm.get(name)
     if harm is None:
         return f"{choice}: faster so than in int8 here"

@@ -5,8 +5,12 @@
    power of the error that the layer alone makes at the output, and cost its time (or bytes) in the float model.
    Errors of different layers add up nearly independently, so the metric falls along this chain, and bisection finds
    its first model within the budget in log2(layers) evaluations.
+   A layer is lifted to ranges of each call, to 16-bit activations, and only where neither keeps the budget to float;
+   of the first two the cheaper model goes on.
 3. Layers of that model go back to int8, what was lifted last first, as long as the budget holds and evaluations are
    left.
+4. Where size counts, layers of the smallest model within the budget get 4-bit weights, those first that harm least for
+   what they save: as many as the budget holds, by bisection again.
 
 The autotuner's advice, which layers are faster in float, is a model to try beside each of the first two. Every step is
 a function of what was measured (`records.py`), so that a search which is repeated on the same measurements makes the
@@ -21,9 +25,10 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-from quant.autoquant.candidates import FLOAT, WIDE, Form, Plan
+from quant.autoquant.candidates import DYNAMIC, FLOAT, NARROW, WIDE, Form, Plan
 from quant.autoquant.trials import Bench, Trial
 from quant.kernels.race import WORTH
+from quant.recipe import QConfig
 
 
 class Spent(Exception):
@@ -40,7 +45,8 @@ class Search:
         by_size: the cost is bytes; else time.
         max_evaluations: calls of the metric with models, at most.
         told: called with each new trial, and the best.
-        measure_harm: the power of the error that each layer alone makes at the output, over that of the output.
+        measure_harm: the power of the error that each layer alone makes at the output, over that of the output; of
+            layers with such settings, or as calibrated.
         trials: in order, the float model first.
         harm: as measured, where layers had to be lifted.
     """
@@ -50,7 +56,7 @@ class Search:
     by_size: bool
     max_evaluations: int
     told: Callable[[Trial, Trial], None]
-    measure_harm: Callable[[], dict[str, float]]
+    measure_harm: Callable[[dict[str, QConfig] | None], dict[str, float]]
     trials: list[Trial] = field(default_factory=list)
     harm: dict[str, float] = field(default_factory=dict)
 
@@ -112,6 +118,8 @@ class Search:
             self._take_advice(tried)
         if not self.holds(static):
             self._lift()
+        if self.by_size:
+            self._narrow()
 
     def _take_advice(self, trial: Trial) -> None:
         """Try a model with the layers in float that the autotuner found faster so, where it would be worth having."""
@@ -131,25 +139,30 @@ class Search:
         return trial
 
     def _lift(self) -> None:
-        """Lift layers to dearer candidates until the budget holds: 16-bit activations first, where these suffice."""
-        self.harm = self.bench.records.get("layers", "harm", self.measure_harm)
+        """Lift layers to dearer candidates until the budget holds, to float where nothing else suffices."""
+        self.harm = self.bench.records.get("layers", "harm", lambda: self.measure_harm(None))
         order = self._order()
-        wide = self.bench.possible(WIDE.name)
-        ladders = [{name: WIDE.name if name in wide else FLOAT.name for name in order}] if wide else []
-        for ladder in [*ladders, dict.fromkeys(order, FLOAT.name)]:
-            lifted = self._first_that_holds(order, ladder)
-            if lifted is not None:
-                self._lower(lifted, ladder)
-                return
+        dynamic, wide = self.bench.possible(DYNAMIC.name), self.bench.possible(WIDE.name)
+        finest = {name: WIDE.name if name in wide else FLOAT.name for name in order}
+        ladders = [finest] if wide else []
+        if dynamic & set(order):
+            ladders.insert(0, {name: DYNAMIC.name if name in dynamic else finest[name] for name in order})
+        lifted = [self._first_that_holds(order, ladder) for ladder in ladders]
+        found = [one for one in lifted if one]
+        if not found:
+            found = [one for one in [self._first_that_holds(order, dict.fromkeys(order, FLOAT.name))] if one]
+        if found:
+            self._lower(min(found, key=lambda choices: self.cost(self._tried(Plan.of(Form.STATIC, choices)))))
 
-    def _first_that_holds(self, order: list[str], ladder: Mapping[str, str]) -> list[str] | None:
+    def _first_that_holds(self, order: list[str], ladder: Mapping[str, str]) -> dict[str, str] | None:
         """The shortest beginning of `order` whose lifting keeps the budget, by bisection; None where all do not."""
+        certain = set(ladder.values()) == {FLOAT.name}  # with all layers float it is the float model
 
         def trial(count: int) -> Trial:
             return self._tried(Plan.of(Form.STATIC, {name: ladder[name] for name in order[:count]}))
 
         fails, holds = 0, len(order)
-        if WIDE.name in ladder.values() and not self.holds(trial(holds)):
+        if not certain and not self.holds(trial(holds)):
             return None
         while holds - fails > 1:
             middle = self._guess(order, fails, holds)
@@ -157,7 +170,7 @@ class Search:
                 holds = middle
             else:
                 fails = middle
-        return order[:holds] if holds < len(order) or WIDE.name in ladder.values() else None
+        return {name: ladder[name] for name in order[:holds]} if holds < len(order) or not certain else None
 
     def _guess(self, order: list[str], fails: int, holds: int) -> int:
         """Where to try next: the middle by the logarithm of the error that is left, which the metric follows."""
@@ -167,13 +180,38 @@ class Search:
         inside = range(fails + 1, holds)
         return min(inside, key=lambda count: abs(math.log((left[count] + 1e-300) / (middle + 1e-300))))
 
-    def _lower(self, lifted: list[str], ladder: Mapping[str, str]) -> None:
+    def _lower(self, lifted: dict[str, str]) -> None:
         """Take layers back to int8, those that were lifted last first: they harm least for what they cost."""
-        kept = list(lifted)
+        kept = lifted
         for name in reversed(lifted):
-            fewer = [one for one in kept if one != name]
-            if fewer and self.holds(self._tried(Plan.of(Form.STATIC, {one: ladder[one] for one in fewer}))):
+            fewer = {one: choice for one, choice in kept.items() if one != name}
+            if fewer and self.holds(self._tried(Plan.of(Form.STATIC, fewer))):
                 kept = fewer
+
+    def _narrow(self) -> None:
+        """Give layers of the smallest model that keeps the budget 4-bit weights, as many as it holds."""
+        best = self.best
+        settings = self.bench.narrow_settings()
+        if best.plan.form is Form.FLOAT or not settings:
+            return
+        chosen = dict(best.plan.choices)
+        harm = self.bench.records.get("layers", "harm of 4 bits", lambda: self.measure_harm(settings))
+        layers = self.bench.calibrated.layers
+        order = sorted(
+            harm.keys() - chosen.keys(), key=lambda name: (harm[name] / (layers[name].weight_bytes or 1), name)
+        )
+
+        def holds(count: int) -> bool:
+            narrow = dict.fromkeys(order[:count], NARROW.name)
+            return self.holds(self._tried(Plan.of(best.plan.form, {**chosen, **narrow})))
+
+        most, fails = 0, len(order) + 1
+        while fails - most > 1:
+            middle = len(order) if fails > len(order) else (most + fails) // 2  # all of them first
+            if holds(middle):
+                most = middle
+            else:
+                fails = middle
 
     def _order(self) -> list[str]:
         """The layers, what harms most for what it costs first."""

@@ -12,7 +12,7 @@ from typing import Any
 
 from torch import nn
 
-from quant.autoquant.candidates import CANDIDATES, INT8, Form, Plan
+from quant.autoquant.candidates import CANDIDATES, INT8, NARROW, Form, Plan
 from quant.autoquant.costs import Cost, cost_of, layer_seconds
 from quant.autoquant.records import Records
 from quant.dynamic import quantize_dynamic
@@ -115,20 +115,28 @@ class Bench:
         if plan.form is Form.DYNAMIC:
             own = calibrated.own_recipe
             rules = [(rule.pattern, _dynamic(rule.qconfig)) for rule in own]
-            floats: list[Any] = [(glob.escape(name), None) for name, _ in plan.choices]
-            return Recipe([*floats, *rules], default=_dynamic(own.default), backend=own.backend)
+            chosen: list[Any] = [
+                (glob.escape(name), _dynamic(self.settings(name, choice))) for name, choice in plan.choices
+            ]
+            return Recipe([*chosen, *rules], default=_dynamic(own.default), backend=own.backend)
         return calibrated.recipe_with({name: self.settings(name, choice) for name, choice in plan.choices})
 
     def settings(self, name: str, choice: str) -> QConfig | None:
         """A layer's settings as a candidate."""
-        return CANDIDATES[choice].settings(self.calibrated.layers[name].qconfig)
+        return CANDIDATES[choice].settings(self.calibrated.layers[name])
 
     def possible(self, choice: str) -> set[str]:
         """The layers that would compute in integers as a candidate."""
         if choice == INT8.name:
             return set(self.calibrated.layers)
-        settings = {name: self.settings(name, choice) for name in self.calibrated.layers}
-        return self.calibrated.integer_layers(self.calibrated.recipe_with(settings))
+        fits = CANDIDATES[choice].fits
+        settings = {name: self.settings(name, choice) for name, layer in self.calibrated.layers.items() if fits(layer)}
+        return self.calibrated.integer_layers(self.calibrated.recipe_with(settings)) & settings.keys()
+
+    def narrow_settings(self) -> dict[str, QConfig]:
+        """The settings of the layers that may have 4-bit weights."""
+        settings = {name: self.settings(name, NARROW.name) for name in sorted(self.possible(NARROW.name))}
+        return {name: one for name, one in settings.items() if one is not None}
 
     def _build(self, plan: Plan) -> nn.Module:
         if plan.form is Form.FLOAT:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import random
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import numpy
 import torch
+from torch.utils.data import DataLoader, Dataset, Sampler
 
 
 class Chance:
@@ -60,6 +61,45 @@ def seed(number: int) -> None:
         torch.cuda.manual_seed_all(number)
     random.seed(number)
     numpy.random.seed(number % 2**32)
+
+
+class Drawn:
+    """The states of the generators of torch, Python and numpy, and of some more, to draw from again."""
+
+    def __init__(self, generators: Iterable[Any] = ()) -> None:
+        self._own = [(one, generator_state(one)) for one in generators]
+        self._torch, self._python, self._numpy = torch_state(), random.getstate(), numpy.random.get_state()
+
+    def put_back(self) -> None:
+        """Restore them."""
+        for generator, state in self._own:
+            set_generator(generator, state)
+        set_torch_state(self._torch)
+        random.setstate(self._python)
+        numpy.random.set_state(self._numpy)
+
+
+@contextlib.contextmanager
+def undrawn(batches: Iterable[Any]) -> Iterator[None]:
+    """Let the generators that an iterable of batches draws from be at the end where they were before."""
+    before = Drawn(_generators_of(batches, set()))
+    try:
+        yield
+    finally:
+        before.put_back()
+
+
+def _generators_of(source: Any, seen: set[int]) -> Iterator[Any]:
+    """The generators in an iterable's attributes, and in those of what torch's loaders draw from."""
+    seen.add(id(source))
+    for value in list(getattr(source, "__dict__", {}).values()):
+        if id(value) in seen:
+            continue
+        if isinstance(value, GENERATORS):
+            seen.add(id(value))
+            yield value
+        elif isinstance(value, (DataLoader, Sampler, Dataset)):
+            yield from _generators_of(value, seen)
 
 
 GENERATORS = (random.Random, numpy.random.Generator, numpy.random.RandomState, torch.Generator)

@@ -7,17 +7,15 @@ before it whose modules have not changed, so the recordings of a module without 
 from __future__ import annotations
 
 import contextlib
-import random
 from collections.abc import Iterable, Iterator
 
-import numpy
 import torch
 from torch import nn
 
 from quant.capture.module_state import ModuleState
 from quant.capture.outer_objects import Outside
 from quant.capture.places import Checked, Places
-from quant.capture.random_draws import generator_state, set_generator, set_torch_state, torch_state
+from quant.capture.random_draws import Drawn
 from quant.capture.scripted import ScriptState
 from quant.runtime.names import full_name
 from quant.runtime.programs import RESERVED
@@ -51,8 +49,7 @@ class Snapshot:
         self._by_module: dict[int, ModuleState | ScriptState] = {id(part.module): part for part in self.parts.values()}
         self._reached = {key: self._places.of(held.place) for key, held in outside.first.items()}
         self.generators = [one for part in self.parts.values() for one in part.generators]
-        self._drawn = [(one, generator_state(one)) for one in self.generators]
-        self._chance = torch_state(), random.getstate(), numpy.random.get_state()
+        self._drawn = Drawn(self.generators)
 
     def within(self, root: nn.Module) -> dict[str, ModuleState | ScriptState]:
         """The states of the modules within `root`, by their names in it."""
@@ -83,11 +80,7 @@ class Snapshot:
         for held in {**self.outside.first, **self._reached}.values():
             if not checked.is_as_before(held):
                 held.put_back()
-        for generator, state in self._drawn:
-            set_generator(generator, state)
-        set_torch_state(self._chance[0])
-        random.setstate(self._chance[1])
-        numpy.random.set_state(self._chance[2])
+        self._drawn.put_back()
         return changed
 
 

@@ -18,6 +18,9 @@ from quant.recipe import QConfig, Recipe
 from quant.runtime.names import attribute, full_name
 from quant.runtime.trees import Ref
 
+PER_CALL_REASON = "the recipe asks for ranges of each call"
+"""Of a layer that convert makes dynamic, where it has such a form."""
+
 
 def recognise_steps(graph: Graph, root: nn.Module, recipe: Recipe, floats: Mapping[str, str], rules: int) -> list[Step]:
     """One step per node; arguments as of `fuse`."""
@@ -50,6 +53,8 @@ def _qconfig(
     qconfig, index = recipe.resolve(full_name(graph.path, name), attribute(root, name))
     if qconfig is None:
         raise StaysFloat("the recipe says so" if index >= 0 else "the recipe's default is float")
+    if qconfig.per_call:
+        raise StaysFloat(PER_CALL_REASON)
     if qconfig.activation_bits == 16 and not (isinstance(known.operator, Weighted) and rules > 5):
         raise StaysFloat("activation_bits=16 has no static kernel")
     return qconfig

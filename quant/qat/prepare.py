@@ -22,6 +22,7 @@ from quant.ops.operator import Weighted
 from quant.ops.step import Step
 from quant.prepare import checked
 from quant.qat.fake_quantizers import activation_quantizer, weight_key, weight_quantizer
+from quant.qat.learned_start import start_from_learned
 from quant.qat.runner import TrainingRunner
 from quant.recipe import QConfig, Recipe
 from quant.runtime.names import attribute, full_name
@@ -47,7 +48,8 @@ def prepare_qat(
     "lsq+" and "pact", which learn them, as `weight_observer=...` does. A weight's range follows the weight.
 
     Args:
-        model: a float module, left as it is; or a model from `quant.prepare`, whose ranges are where training starts.
+        model: a float module, left as it is; or a model from `quant.prepare`, whose ranges are where training starts,
+            and the integers too that `quant.learn_rounding` chose.
         example_inputs: as for `quant.prepare`; not needed for a model that is prepared already.
         recipe: as for `quant.prepare`, which has it already for such a model.
         examples: more inputs, of calls of other structures, as for `quant.prepare`.
@@ -73,17 +75,11 @@ def prepare_qat(
 def _from_calibrated(model: nn.Module, recipe: Recipe | None) -> nn.Module:
     if any(isinstance(runner, TrainingRunner) for runner in runners(model).values()):
         raise ValueError("quant.prepare_qat: the model is prepared for training already; train it as it is")
-    if any(one.learned_weights for one in all_runners(model).values()):
-        warnings.warn(
-            "quant.prepare_qat: the rounding that quant.learn_rounding chose is not taken over: training rounds the "
-            "float weights to nearest as they move",
-            CalibrationWarning,
-            stacklevel=4,
-        )
     if recipe is not None:
         raise ValueError("quant.prepare_qat: the model was prepared with a recipe; give the recipe to quant.prepare")
     prepared = copy_model(model, training=True)
     stop_waiting(prepared)
+    _start_from_learned(prepared)
     info: Prepared = prepared.__dict__[RESERVED + "_prepared"]
     make = functools.partial(_make_runner, recipe=info.recipe)
     state: dict[str, Any] = {}  # training keeps its own
@@ -103,6 +99,23 @@ def _from_calibrated(model: nn.Module, recipe: Recipe | None) -> nn.Module:
                 quantizer.start(*ends)
     _name(prepared)
     return prepared
+
+
+def _start_from_learned(prepared: nn.Module) -> None:
+    """Take over the rounding that `learn_rounding` chose, and warn of layers where that cannot be."""
+    done: set[int] = set()
+    left = [
+        full_name(key.path, name)
+        for key, runner in all_runners(prepared).items()
+        for name in start_from_learned(runner, done)
+    ]
+    if left:
+        warnings.warn(
+            f"quant.prepare_qat: the rounding that quant.learn_rounding chose is not taken over for {', '.join(left)}, "
+            "whose weights are computed from others: training begins with these, rounded to nearest",
+            CalibrationWarning,
+            stacklevel=5,
+        )
 
 
 def _ranges(runner: GraphRunner, path: str) -> dict[str, tuple[torch.Tensor, torch.Tensor]]:

@@ -22,6 +22,7 @@ from tqdm import tqdm
 
 from quant.calibrate import CalibrationWarning, DataError
 from quant.calibrate.batches import Caller, check_batches, count_samples
+from quant.calibrate.checkpoint import check_folder
 from quant.calibrate.driver import Forward, evaluating
 from quant.graph import Kind
 from quant.ops.operator import Weighted
@@ -139,6 +140,7 @@ def learn_rounding(
     """
     began = time.perf_counter()
     _check(method, unit, samples, steps)
+    check_folder(checkpoint, "quant.learn_rounding")
     check_batches(batches, "quant.learn_rounding")
     model = unwrapped(prepared)
     units = _runners(model)

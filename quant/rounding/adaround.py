@@ -22,6 +22,7 @@ import torch
 from torch import Tensor
 
 from quant.rounding.descent import output_error
+from quant.rounding.grid import Grid
 
 ZETA, GAMMA = 1.1, -0.1
 """The stretch of the sigmoid: h reaches 0 and 1, where its gradient is not lost (equation 23)."""
@@ -67,22 +68,29 @@ def regularizer(h: Tensor, done: float) -> Tensor:
     return (1.0 - (2.0 * h - 1.0).abs().pow(beta)).mean()
 
 
-def adaround(weight: Tensor, scale: Tensor, hessian: Tensor, *, bits: int, steps: int = STEPS) -> Tensor:
+def adaround(
+    weight: Tensor,
+    scale: Tensor,
+    hessian: Tensor,
+    *,
+    bits: int,
+    steps: int = STEPS,
+    zero_point: Tensor | None = None,
+) -> Tensor:
     """The integers of a weight, each rounded up or down.
 
     Args:
         weight: float (..., rows, K), finite; the target t of equation R1.
-        scale: float (..., rows), positive.
+        scale, bits, zero_point: as for `Grid.of`.
         hessian: as for `output_error`.
-        bits: 2 to 8.
         steps: of Adam, on all data at once.
 
     Returns:
         float of the weight's shape, whole numbers. Nothing is drawn: the same inputs give the same integers.
     """
-    top, by = 2 ** (bits - 1) - 1, scale[..., None]
-    low = torch.floor(weight / by)
-    nearest = torch.round(weight / by).clamp(-top, top)
+    grid = Grid.of(weight, scale, bits, zero_point)
+    by = grid.step
+    low, nearest = torch.floor(weight / by), grid.nearest(weight)
     # Rows are problems of their own: each error is divided by that of rounding to nearest, for one lambda to serve all.
     size = output_error(weight, nearest * by, hessian)[..., None] * (weight.numel() / weight.shape[-1])
     size = size.clamp(min=torch.finfo(size.dtype).tiny)
@@ -91,7 +99,7 @@ def adaround(weight: Tensor, scale: Tensor, hessian: Tensor, *, bits: int, steps
     with torch.enable_grad():
         for index in range(steps):
             h = stretched(v)
-            rounded = (low + h).clamp(-top, top) * by
+            rounded = grid.clamped(low + h) * by
             gradient = 2.0 * ((rounded.detach() - weight) @ hessian) / size
             # Its gradient is the error's, for one product instead of three.
             loss = (rounded * gradient).sum() + STRENGTH * regularizer(h, index / steps)
@@ -99,4 +107,4 @@ def adaround(weight: Tensor, scale: Tensor, hessian: Tensor, *, bits: int, steps
             loss.backward()
             optimizer.step()
     up = (stretched(v.detach()) >= 0.5).to(weight.dtype)
-    return (low + up).clamp(-top, top)
+    return grid.clamped(low + up)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from quant.rounding.grid import Grid
+
 SWEEPS = 8
 """The largest number of times that all columns are visited; a few usually suffice."""
 
@@ -23,7 +25,9 @@ def output_error(target: Tensor, rounded: Tensor, hessian: Tensor) -> Tensor:
     return ((error @ hessian) * error).sum(-1)
 
 
-def descend(q: Tensor, target: Tensor, scale: Tensor, hessian: Tensor, *, bits: int) -> Tensor:
+def descend(
+    q: Tensor, target: Tensor, scale: Tensor, hessian: Tensor, *, bits: int, zero_point: Tensor | None = None
+) -> Tensor:
     """Integers from which no change of a single one lowers `output_error`, by coordinate descent.
 
     For one weight v_k of a row the error is a parabola around v_k - g_k / H_kk, g half its gradient, so the best
@@ -32,34 +36,33 @@ def descend(q: Tensor, target: Tensor, scale: Tensor, hessian: Tensor, *, bits: 
     Args:
         q: float (..., rows, K), integers to begin with, within the range.
         target: float, of the same shape.
-        scale: float (..., rows), positive.
+        scale, bits, zero_point: as for `Grid.of`.
         hessian: as for `output_error`.
-        bits: 2 to 8, the range [-(2**(bits-1)-1), 2**(bits-1)-1].
 
     Returns:
         as q. Columns whose input is always 0 stay as they are.
     """
-    top, step = 2 ** (bits - 1) - 1, scale[..., None]
+    grid = Grid.of(q, scale, bits, zero_point)
     q, diagonal = q.clone(), hessian.diagonal(dim1=-2, dim2=-1)
-    gradient = (q * step - target) @ hessian  # half of it
+    gradient = (q * grid.step - target) @ hessian  # half of it
     for _ in range(SWEEPS):
         moved = False
         for k in range(q.shape[-1]):
-            own = diagonal[..., k, None]
-            wish = q[..., k] - torch.where(own > 0, gradient[..., k] / (own * scale), 0.0)
-            best = torch.round(wish).clamp(-top, top)
+            own, step = diagonal[..., k, None], grid.step[..., k]
+            wish = q[..., k] - torch.where(own > 0, gradient[..., k] / (own * step), 0.0)
+            best = torch.clamp(torch.round(wish), grid.bottom[..., k], grid.top[..., k])
             change = best - q[..., k]
-            change = torch.where(_gains(change * scale, gradient[..., k], own, scale), change, 0.0)
+            change = torch.where(_gains(change * step, gradient[..., k], own, step), change, 0.0)
             if not bool(change.any()):
                 continue
             moved = True
             q[..., k] += change
-            gradient += (change * scale)[..., None] * hessian[..., k, :].unsqueeze(-2)
+            gradient += (change * step)[..., None] * hessian[..., k, :].unsqueeze(-2)
         if not moved:
             break
     return q
 
 
-def _gains(change: Tensor, gradient: Tensor, diagonal: Tensor, scale: Tensor) -> Tensor:
+def _gains(change: Tensor, gradient: Tensor, diagonal: Tensor, step: Tensor) -> Tensor:
     """Whether a change lowers the error by more than rounding noise, which would swing between equal integers."""
-    return 2.0 * gradient * change + diagonal * change.square() < -1e-6 * diagonal * scale.square()
+    return 2.0 * gradient * change + diagonal * change.square() < -1e-6 * diagonal * step.square()

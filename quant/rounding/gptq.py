@@ -84,7 +84,7 @@ def gptq(
     diagonal[diagonal <= 0] = 1.0
     order = importance.argsort(dim=1, descending=True, stable=True) if act_order else None
     size = columns if group_size is None else group_size
-    scales, zeros = _qparams(own, importance, scheme, size)
+    scales, zeros = group_qparams(own, importance, scheme, size)
     if scale is not None:
         scales, zeros = (
             scale.to(torch.float64)[..., None],
@@ -125,7 +125,7 @@ def _rounded(
                 ahead = weight[..., k : k + size].clone()
                 # Columns behind this block have not heard of its errors yet.
                 ahead[..., end - k :] -= errors[..., : k - start] @ factor[:, start:k, end : k + size]
-                own = _qparams(ahead, importance[:, k : k + size], scheme, size)
+                own = group_qparams(ahead, importance[:, k : k + size], scheme, size)
                 scales[..., k // size], zeros[..., k // size] = own[0][..., 0], own[1][..., 0]
             group = group_of[:, k]
             scale, zero = scales[rows, :, group], zeros[rows, :, group]
@@ -157,8 +157,13 @@ def _factor(hessian: Tensor, damping: float) -> Tensor:
     )
 
 
-def _qparams(weight: Tensor, importance: Tensor, scheme: QScheme, size: int) -> tuple[Tensor, Tensor]:
-    """Scales and zero points, float64 (batch, rows, groups)."""
+def group_qparams(weight: Tensor, importance: Tensor, scheme: QScheme, size: int) -> tuple[Tensor, Tensor]:
+    """Scales and zero points, float64 (batch, rows, groups), of `size` neighbouring columns each.
+
+    Args:
+        weight: float (batch, rows, K).
+        importance: float32 (batch, K), the diagonal of the Hessian, by which a symmetric scheme's scales are chosen.
+    """
     batch, rows, columns = weight.shape
     groups = columns // size
     parts = weight.reshape(batch * rows * groups, size).to(torch.float32)

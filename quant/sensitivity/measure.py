@@ -11,11 +11,12 @@ import torch
 from torch import nn
 from tqdm import tqdm
 
-from quant.calibrate.batches import Caller
+from quant.calibrate.batches import Arguments
+from quant.calibrate.driver import Forward
 from quant.dynamic import quantize_dynamic
 from quant.metric import Evaluate, Metric, Score
 from quant.prepare import check_model
-from quant.recipe import Recipe
+from quant.recipe import QConfig, Recipe
 from quant.report import summary
 from quant.runtime.arguments import copied
 from quant.runtime.matching import CaptureMismatch
@@ -40,6 +41,7 @@ def sensitivity(
     evaluate: Evaluate | None = None,
     *,
     recipe: Recipe | None = None,
+    forward: Forward | None = None,
     example_inputs: Any = None,
     limit: int | None = None,
     progress: bool = True,
@@ -52,6 +54,8 @@ def sensitivity(
         evaluate: called with a model in eval mode; returns a number, or a score for each sample, of which more is
             better. Without it the output's SQNR and divergence are measured alone.
         recipe: how layers are quantised; None quantises everything that has an int8 kernel.
+        forward: called with (model, batch) where the model is not simply called with its inputs; the outputs of the
+            calls that it makes with the float model are compared.
         example_inputs: what the model is captured with, as in `prepare`.
         limit: batches to take at most.
         progress: show a progress bar.
@@ -68,7 +72,9 @@ def sensitivity(
     check_model(model, VERB)
     metric = None if evaluate is None else Metric(evaluate, VERB)
     score = None if metric is None else metric.of_float(model)
-    calibrated = Calibrated(model, data, VERB, recipe, example_inputs=example_inputs, limit=limit, progress=progress)
+    calibrated = Calibrated(
+        model, data, VERB, recipe, forward=forward, example_inputs=example_inputs, limit=limit, progress=progress
+    )
     return measured(calibrated, metric, score, progress=progress, began=began)
 
 
@@ -91,8 +97,8 @@ def measured(
         forms[f"int8 {name}"], forms[f"float {name}"] = (layers, True), (layers, False)
     bar = tqdm(total=len(forms), desc="sensitivity", unit="form", disable=None if progress else True)
     with bar, evaluating(calibrated.probe, calibrated.prepared, converted):
-        expected = [_called(calibrated.probe, batch) for batch in calibrated.kept]
-        whole = _error(expected, (_called(converted, batch) for batch in calibrated.kept))
+        expected = [_called(calibrated.probe, call) for call in calibrated.calls]
+        whole = _error(expected, (_called(converted, call) for call in calibrated.calls))
         measure = _Forms(calibrated, sweep_of(calibrated, floats), metric, forms, expected, converting)
         results = {}
         for name in forms:
@@ -115,13 +121,18 @@ def measured(
     )
 
 
-def harms(calibrated: Calibrated) -> dict[str, float]:
-    """By layer, the power of the error that it makes at the output where it alone is int8, over the output's power."""
-    floats = left_float(calibrated.converted(calibrated.recipe), calibrated.layers)
-    forms: Forms = {name: ((name,), True) for name in calibrated.layers if name not in floats}
+def harms(calibrated: Calibrated, settings: Mapping[str, QConfig] | None = None) -> dict[str, float]:
+    """By layer, the power of the error that it makes at the output where it alone is int8, over the output's power.
+
+    Args:
+        settings: of the layers to measure, as dynamic ones; None measures all as they were calibrated.
+    """
+    floats = {} if settings else left_float(calibrated.converted(calibrated.recipe), calibrated.layers)
+    forms: Forms = {name: ((name,), True) for name in settings or calibrated.layers if name not in floats}
     with evaluating(calibrated.probe, calibrated.prepared):
-        expected = [_called(calibrated.probe, batch) for batch in calibrated.kept]
-        measure = _Forms(calibrated, sweep_of(calibrated, floats), None, forms, expected)
+        expected = [_called(calibrated.probe, call) for call in calibrated.calls]
+        sweep = sweep_of(calibrated, floats, settings)
+        measure = _Forms(calibrated, sweep, None, forms, expected, settings=settings)
         return {name: measure.of(name)[0].share for name in forms}
 
 
@@ -151,33 +162,40 @@ def left_float(converted: nn.Module, layers: Iterable[str]) -> dict[str, str]:
     return {name: entries[name].detail for name in layers if name in entries and not entries[name].quantized}
 
 
-def sweep_of(calibrated: Calibrated, floats: Mapping[str, str]) -> Sweep | None:
+def sweep_of(
+    calibrated: Calibrated, floats: Mapping[str, str], settings: Mapping[str, QConfig] | None = None
+) -> Sweep | None:
     """The sweep over a calibrated model's layers; None where it is no single graph, or writes what is read again.
 
     Args:
         floats: layers that convert leaves float, and why.
+        settings: of layers that are dynamic in the forms to measure.
     """
     runner = sole_runner(calibrated.prepared)
     if runner is None:
         return None
     try:
-        sweep = Sweep(runner, calibrated.recipe, _stand_ins(calibrated), floats)
-        args, kwargs = copied(Caller(calibrated.model).arguments(calibrated.kept[0]))
+        sweep = Sweep(runner, calibrated.recipe, _stand_ins(calibrated, settings or {}), floats)
+        args, kwargs = copied(calibrated.calls[0])
         with torch.no_grad():
             return sweep if sweep.note_writes(sweep.begin(args, kwargs)) else None
     except (CaptureMismatch, OtherSteps):
         return None
 
 
-def _stand_ins(calibrated: Calibrated) -> dict[str, nn.Module]:
-    """The dynamic int8 forms of the layers without ranges, where they have one."""
+def _stand_ins(calibrated: Calibrated, settings: Mapping[str, QConfig]) -> dict[str, nn.Module]:
+    """The dynamic int8 forms of the layers without ranges, where they have one, and of those with such settings."""
     forms: dict[str, nn.Module] = {}
     for layer in calibrated.layers.values():
-        if layer.static:
+        if layer.static and layer.name not in settings:
             continue
         try:
             own = nn.Sequential(calibrated.model.get_submodule(layer.name))
-            rules = Recipe({"0": dynamic_part(layer.qconfig)}, default=None, backend=calibrated.recipe.backend)
+            rules = Recipe(
+                {"0": dynamic_part(settings.get(layer.name, layer.qconfig))},
+                default=None,
+                backend=calibrated.recipe.backend,
+            )
             forms[layer.name] = quantize_dynamic(own, rules).get_submodule("0")
         except ValueError:  # it stays float
             continue
@@ -195,8 +213,10 @@ class _Forms:
         forms: Forms,
         expected: list[Any],
         converting: float = 0.0,
+        settings: Mapping[str, QConfig] | None = None,
     ) -> None:
         self.calibrated, self.metric, self.forms, self.expected = calibrated, metric, forms, expected
+        self.settings = settings or {}
         swept = {} if sweep is None else self._forms(sweep)
         self._compared = {} if sweep is None else self._swept(sweep, swept)
         self._replayed = {name: one for name, one in swept.items() if one[1] or self._simulates(converting)}
@@ -208,7 +228,7 @@ class _Forms:
         error = self._compared.get(name)
         if error is None:
             built = self._built(name)
-            error = _error(self.expected, (_called(built, batch) for batch in self.calibrated.kept))
+            error = _error(self.expected, (_called(built, call) for call in self.calibrated.calls))
         if self.metric is None:
             return error, None
         try:
@@ -241,10 +261,9 @@ class _Forms:
 
     def _swept(self, sweep: Sweep, forms: Mapping[str, tuple[Form, bool]]) -> dict[str, OutputError]:
         errors = {name: OutputError() for name in forms}
-        caller = Caller(self.calibrated.model)
         with torch.no_grad():
-            for batch, expected in zip(self.calibrated.kept, self.expected, strict=True):
-                args, kwargs = copied(caller.arguments(batch))
+            for call, expected in zip(self.calibrated.calls, self.expected, strict=True):
+                args, kwargs = copied(call)
                 try:
                     outputs = outputs_of(sweep, forms, sweep.begin(args, kwargs))[1]
                 except CaptureMismatch:
@@ -266,15 +285,15 @@ class _Forms:
     def _recipe(self, name: str) -> Recipe:
         layers, alone = self.forms[name]
         if alone:
-            return self.calibrated.recipe_of_only(layers)
+            return self.calibrated.recipe_of_only(layers, self.settings)
         return self.calibrated.recipe_with(dict.fromkeys(layers))
 
     def _built(self, name: str) -> nn.Module:
         return self.calibrated.converted(self._recipe(name))
 
 
-def _called(model: nn.Module, batch: Any) -> Any:
-    args, kwargs = copied(Caller(model).arguments(batch))
+def _called(model: nn.Module, call: Arguments) -> Any:
+    args, kwargs = copied(call)
     with torch.no_grad():
         return copied(model(*args, **kwargs))
 

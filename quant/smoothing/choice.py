@@ -61,9 +61,9 @@ class Choice:
     Attributes:
         columns: float32 (in,), what the input is multiplied by; None leaves it.
         alpha: of the columns.
-        plain: with 8 bits as it is.
-        scaled: with 8 bits and the columns.
-        fine: with 16 bits as it is.
+        plain: as it is, with the bits of the settings: 8, or 16 where these are asked for.
+        scaled: with these bits and the columns.
+        fine: with 16 bits and the columns.
     """
 
     columns: Tensor | None
@@ -79,11 +79,12 @@ class Choice:
         return best < COARSE and self.fine > best + LEAST_FINE_GAIN
 
     def __str__(self) -> str:
+        by_channel = "" if self.columns is None else f"input scaled by channel (alpha {self.alpha})"
+        now, before = self.scaled, self.plain
         if self.takes_two_bytes:
-            return f"16 bits for its input: {self.fine:.1f} dB instead of {max(self.plain, self.scaled):.1f}, measured"
-        return (
-            f"input scaled by channel (alpha {self.alpha}): {self.scaled:.1f} dB instead of {self.plain:.1f}, measured"
-        )
+            by_channel = "16 bits for its input" + (f", {by_channel}" if by_channel else "")
+            now, before = self.fine, max(self.plain, self.scaled)
+        return f"{by_channel}: {now:.1f} dB instead of {before:.1f}, measured"
 
 
 def choose(rows: Tensor, low: Tensor, high: Tensor, weights: Sequence[Tensor], qconfig: QConfig) -> Choice:
@@ -97,15 +98,20 @@ def choose(rows: Tensor, low: Tensor, high: Tensor, weights: Sequence[Tensor], q
     """
     measure = _Measure(rows, low, high, weights, qconfig)
     ones = torch.ones_like(low)
-    plain, fine = measure.snr(ones), measure.snr(ones, two=True)
+    plain = scaled = measure.snr(ones)
     peaks = torch.maximum(-low, high)
-    columns, alpha, scaled = None, 0.0, plain
+    columns, alpha = None, 0.0
     if len(rows) >= LEAST_ROWS and float(peaks.max()) > SPREAD * float(peaks.median()):
         tried = {one: columns_of(peaks, weights, one) for one in ALPHAS}
         snrs = {one: measure.snr(tried[one]) for one in ALPHAS}
         best = max(ALPHAS, key=snrs.__getitem__)
         if snrs[best] > plain + LEAST_GAIN:
             columns, alpha, scaled = tried[best], best, snrs[best]
+    # 16 bits take the columns of 8: a layer that is lifted from one to the other keeps its weight. And small columns of
+    # a weight are lost beside large ones whatever bits its input has.
+    fine = measure.snr(ones if columns is None else columns, two=True)
+    if qconfig.activation_bits == 16:
+        plain, scaled = measure.snr(ones, two=True), fine
     return Choice(columns, alpha, plain, scaled, fine)
 
 

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from quant.calibrate.batches import Caller, check_batches
 from quant.calibrate.driver import Forward
 from quant.capture.outer_objects import Outside
+from quant.capture.random_draws import undrawn
 from quant.capture.recorded_modules import evaluating
 from quant.capture.snapshot import Snapshot
 from quant.copying import copy_model
@@ -33,6 +34,9 @@ from quant.smoothing.inputs import Seen, watching
 
 SHARE, MOST = 8, 32
 """One in so many batches is looked at, and so many at most: calibration looks at all of them."""
+
+AS_IT_IS = QConfig().activation_bits
+"""In place of a layer's bits, by which layers of one input may differ."""
 
 CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 
@@ -106,7 +110,7 @@ def _count(batches: Iterable[Any]) -> int:
 
 @dataclass(frozen=True)
 class First:
-    """The first batches of an iterable that gives them anew each time."""
+    """The first batches of an iterable that gives them anew each time, and draws them from its generators as before."""
 
     batches: Iterable[Any]
     count: int
@@ -115,7 +119,8 @@ class First:
         return self.count
 
     def __iter__(self) -> Iterator[Any]:
-        return itertools.islice(self.batches, self.count)
+        with undrawn(self.batches):
+            yield from itertools.islice(self.batches, self.count)
 
 
 @torch.no_grad()
@@ -135,10 +140,10 @@ def smoothed_model(
             continue
         if choice.takes_two_bytes:
             fine += [(glob.escape(name), replace(settings[name], activation_bits=16)) for name in seen.layers]
-        elif choice.columns is not None:
-            columns.update(dict.fromkeys(seen.layers, choice.columns))
-        else:
+        elif choice.columns is None:
             continue
+        if choice.columns is not None:
+            columns.update(dict.fromkeys(seen.layers, choice.columns))
         notes.update(dict.fromkeys(seen.layers, str(choice)))
     if fine:
         rules: list[Any] = [*fine, *recipe.rules]
@@ -158,7 +163,11 @@ def _layers(model: nn.Module, recipe: Recipe) -> Iterator[tuple[str, QConfig]]:
         if weight is None or weight.dtype != torch.float32 or owners[id(weight)] > 1 or not weight.numel():
             continue
         qconfig, _ = recipe.resolve(name, module)
-        if qconfig is not None and qconfig.activation_bits != 16 and bool(torch.isfinite(weight).all()):
+        if qconfig is None or qconfig.per_call:
+            continue
+        if qconfig.activation_bits == 16 and not isinstance(module, nn.Linear):  # whose input is never scaled
+            continue
+        if bool(torch.isfinite(weight).all()):
             yield name, qconfig
 
 
@@ -206,11 +215,11 @@ def _is_written(layer: nn.Module, probed: nn.Module) -> bool:
 
 def _choice(model: nn.Module, seen: Seen, settings: dict[str, QConfig]) -> Choice | None:
     """The choice for one group; None where its layers have different settings or inputs, or none that are finite."""
-    configs = {settings[name] for name in seen.layers}
+    configs = {replace(settings[name], activation_bits=AS_IT_IS) for name in seen.layers}
     ends = torch.stack([seen.low, seen.high])
     if seen.apart or len(configs) > 1 or not seen.kept or not bool(torch.isfinite(ends).all()) or not bool(ends.any()):
         return None
-    [qconfig] = configs
+    qconfig = min((settings[name] for name in seen.layers), key=lambda one: one.activation_bits == 16)
     modules: list[Any] = [model.get_submodule(name) for name in seen.layers]
     weights = [module.weight.detach() for module in modules]
     if isinstance(modules[0], nn.Linear):

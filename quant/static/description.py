@@ -56,7 +56,7 @@ def make_description(
     backend: str | None,
     rules: int,
 ) -> dict[str, Any]:
-    """The description of a conversion.
+    """The description of a conversion, which `convert` adds to.
 
     Args:
         example: from `encode`; None where the example inputs cannot be written in JSON.

@@ -10,9 +10,11 @@ from torch import nn
 
 from quant.capture.called import AloneReason
 from quant.dynamic import quantize_dynamic
+from quant.dynamic_decisions import base_type
+from quant.fusion.recognised_steps import PER_CALL_REASON
 from quant.graph import Kind
 from quant.kernels.tables import TABLE_BITS
-from quant.leaves import is_dynamic
+from quant.leaves import is_dynamic, is_registered
 from quant.recipe import STATIC_SETTINGS, Pattern, QConfig, Recipe
 from quant.report import summary
 from quant.runtime.names import child_of
@@ -58,20 +60,21 @@ def make_rest_dynamic(
             entries[name] = ("float", problem)
             del rest[name], layers[name]
     for name in rest:
-        why = reasons.get(name, "no static kernel")
+        why = PER_CALL_REASON if chosen[name].per_call else reasons.get(name, "no static kernel")
         entries[name] = (summary(quantized)[name].outcome, f"{why}, so dynamic: {summary(quantized)[name].detail}")
     return quantized
 
 
 def dynamic_settings(model: nn.Module, info: Prepared) -> dict[str, QConfig]:
-    """Name -> settings by the recipe, for the layers that become dynamic where they have no static form."""
+    """Name -> settings by the recipe, for the layers that become dynamic: for want of a static form, or as asked."""
     settings: dict[str, QConfig] = {}
     for name, module in model.named_modules():
         own = without_runner(module)
         read = info.islands.get(name) is AloneReason.OTHER_PARAMETERS  # by whoever puts others in their place
-        wanted = name in info.called and is_dynamic(own) and not read
-        qconfig = info.recipe.resolve(name, own)[0] if wanted else None
-        if qconfig is not None:
+        if name not in info.called or read or base_type(own) is None:
+            continue
+        qconfig = info.recipe.resolve(name, own)[0]
+        if qconfig is not None and (qconfig.per_call or is_dynamic(own)) and not is_registered(own):
             settings[name] = qconfig
     return settings
 

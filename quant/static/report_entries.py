@@ -12,7 +12,7 @@ from quant.kernels.registry import full_name_of
 from quant.nn.recurrent import interpreted_steps
 from quant.ops.operator import Float, Weighted
 from quant.ops.step import Step, is_recurrent
-from quant.report import Report, ReportEntry, bytes_of, is_quantized, own_bytes
+from quant.report import Report, ReportEntry, bytes_of, is_quantized, own_bytes, summary
 from quant.runtime.callee import Submodule
 from quant.runtime.dtype_branches import comparing_dtypes
 from quant.runtime.instructions import FloatCall
@@ -185,8 +185,13 @@ def make_report(
         if name in info.measured and is_quantized(outcome):
             detail = f"{detail}; {info.measured[name]}"
         listed[name] = outcome, detail
+    earlier = {entry.name: entry for entry in summary(model) if entry.quantized}  # int8 layers that came with the model
+    listed.update({name: ("int8", "") for name in listed.keys() & earlier.keys() if not is_quantized(listed[name][0])})
     sizes = _sizes(model, tensors, listed)
-    lines = [ReportEntry(name, kinds[name], *entry, *sizes[name]) for name, entry in listed.items()]
+    lines = [
+        ReportEntry(name, kinds[name], *entry, *sizes[name]) if entry[1] else earlier[name]
+        for name, entry in listed.items()
+    ]
     lines += [ReportEntry(name, "function", *entry, 0, 0) for name, entry in entries.items() if name not in listed]
     return Report(tuple(lines))
 

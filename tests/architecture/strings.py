@@ -46,7 +46,6 @@ ALLOWED: dict[str, dict[str, set[str]]] = {
         "quant/nn/base.py": {"auto"},
         "quant/nn/recurrent/sequence.py": {"auto"},
         "quant/diagnosis.py": {"auto", "histogram"},
-        "quant/prepare.py": {"auto"},
         "quant/post_training.py": {"nearest"},
         "quant/rounding/methods.py": {"nearest"},
         "quant/dynamic_rounding.py": {"nearest"},

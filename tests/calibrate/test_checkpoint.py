@@ -117,7 +117,9 @@ def test_the_writer_waits_between_checkpoints(tmp_path: Path, monkeypatch: pytes
 def test_a_checkpoint_that_cannot_be_written_is_known_before_the_work(tmp_path: Path) -> None:
     net = Net()
     net.register_forward_pre_hook(lambda *_: pytest.fail("a batch was run"))
-    with pytest.raises(FileNotFoundError):
+    with pytest.raises(
+        FileNotFoundError, match=r"calibrate\.run: checkpoint: there is no folder '.*missing' to write 'c'"
+    ):
         run(net, data(), tmp_path / "missing" / "c")
 
 

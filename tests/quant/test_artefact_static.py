@@ -416,3 +416,27 @@ def keep() -> None:
 
 if __name__ == "__main__":
     keep()
+
+
+@pytest.mark.parametrize("given", ["float", "dynamic"])
+def test_layers_that_were_int8_before_come_back(given: str, tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(8, 32), nn.ReLU(), nn.LSTM(32, 16), First(), nn.Linear(16, 4)).eval()
+    dynamic = quant.quantize_dynamic(model, quant.Recipe({"0": quant.QConfig(), "2": quant.QConfig()}, default=None))
+    batches = [torch.randn(5, 3, 8) for _ in range(3)]
+    q = quant.quantize_static(dynamic, batches, progress=False)
+    report = quant.summary(q)
+    before = quant.summary(dynamic)
+    for name in ("0", "2"):
+        assert report[name] == before[name]
+    assert report["4"].outcome == "int8"
+    assert len(report.quantized) == len([one for one in report if one.bytes_before]) + 1  # the planned run
+    quant.save(q, tmp_path / "q.safetensors")
+    loaded = quant.load(tmp_path / "q.safetensors", model=model if given == "float" else dynamic)
+    assert torch.equal(loaded(batches[0]), q(batches[0]))
+    assert quant.summary(loaded) == report
+
+
+class First(nn.Module):
+    def forward(self, pair: Any) -> Tensor:
+        return pair[0]  # type: ignore[no-any-return]

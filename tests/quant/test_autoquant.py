@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,9 +18,8 @@ from quant.calibrate import CheckpointError, DataError
 from torch import Tensor, nn
 
 import quant
-from quant.autoquant import search as searching
 from quant.autoquant import trials as trying
-from quant.autoquant.candidates import CANDIDATES, Candidate, Form, Plan
+from quant.autoquant.candidates import CANDIDATES, DYNAMIC, NARROW, WIDE, Candidate, Form, Plan
 from quant.autoquant.costs import Cost
 from quant.autoquant.search import Search
 from quant.autoquant.trials import Trial
@@ -44,7 +44,12 @@ def test_the_result_keeps_the_budget_and_says_how() -> None:
     assert result.trials[0].plan == Plan(Form.FLOAT)
     assert all(result.chosen.cost.bytes <= one.cost.bytes for one in result.trials if one.drop <= DROP)
     assert set(result.reasons) == {name for name, _ in result.chosen.plan.choices} != set()
-    assert all("of the error of all layers" in why for why in result.reasons.values())
+    choices = dict(result.chosen.plan.choices)
+    said = {"4-bit weights": "smaller, and the budget holds"}
+    for name, why in result.reasons.items():
+        assert why.startswith(choices[name])
+        assert said.get(choices[name], "of the error of all layers") in why
+    assert len(set(choices.values())) > 1
     text = str(result)
     assert all(name in text for name in result.reasons)
     assert f"{result.evaluations} models scored" in text
@@ -57,7 +62,7 @@ def test_the_result_keeps_the_budget_and_says_how() -> None:
 
 def test_a_larger_budget_is_never_dearer(tmp_path: Path) -> None:
     sizes, calls = [], []
-    for drop in (0.0, 0.01, 0.05, 0.9):
+    for drop in (0.0, 0.01, 0.05, 0.9, 0.9):
         result = search(str(tmp_path / "search.json"), max_drop=drop)
         assert result.drop <= drop
         sizes.append(result.chosen.cost.bytes)
@@ -399,7 +404,7 @@ class Additive:
     def __init__(self, harm: dict[str, float]) -> None:
         self.harm, self.scored = harm, 0
         self.calibrated = self
-        self.layers = dict.fromkeys(harm)
+        self.layers: dict[str, Any] = dict.fromkeys(harm)
         self.records = self
 
     def get(self, kind: str, name: str, measure: Callable[[], Any]) -> Any:
@@ -444,13 +449,72 @@ def test_few_evaluations_find_the_fewest_layers(layers: int, budget: float) -> N
     assert bench.scored <= 2 + layers.bit_length() + fewest
 
 
-def test_a_dearer_candidate_that_suffices_comes_before_float(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("candidate", [DYNAMIC, WIDE], ids=lambda one: one.name)
+def test_a_dearer_candidate_that_suffices_comes_before_float(candidate: Candidate) -> None:
     bench: Any = Additive({"one": 0.3, "two": 0.2, "three": 0.001})
-    bench.possible = lambda choice: {"one", "two", "three"}
-    found = Search(bench, 0.01, False, 50, lambda *_: None, dict)
+    bench.possible = lambda choice: {"one", "two", "three"} if choice == candidate.name else set()
+    found = Search(bench, 0.01, False, 50, lambda *_: None, lambda _: {})
     found.begin()
     found.run()
-    assert {choice for _, choice in found.best.plan.choices} == {searching.WIDE.name}
+    assert {choice for _, choice in found.best.plan.choices} == {candidate.name}
+
+
+class Narrowing(Additive):
+    """A bench in which every layer may have 4-bit weights, which harm it as given and save half of its bytes."""
+
+    def __init__(self, harm: dict[str, float]) -> None:
+        super().__init__(harm)
+        self.layers = {name: SimpleNamespace(weight_bytes=8) for name in harm}
+
+    def get(self, kind: str, name: str, measure: Callable[[], Any]) -> Any:
+        return self.harm if name == "harm of 4 bits" else super().get(kind, name, measure)
+
+    def narrow_settings(self) -> dict[str, Any]:
+        return dict.fromkeys(self.harm, None)
+
+    def trial(self, plan: Plan) -> Trial:
+        self.scored += plan.form is not Form.FLOAT
+        narrow = [name for name, choice in plan.choices if choice == NARROW.name]
+        drop = sum(self.harm[name] for name in narrow)
+        size = 8 * len(self.harm) if plan.form is Form.FLOAT else 2 * len(self.harm) - len(narrow)
+        return Trial(plan, 1 - drop, drop, drop, Cost(0.5, 1.0, 0.5, True, False, size))
+
+
+@pytest.mark.parametrize("budget", [1e-9, 1e-3, 0.05, 100.0])
+def test_as_many_layers_get_4_bits_as_the_budget_holds(budget: float) -> None:
+    chance = random.Random(3)
+    bench: Any = Narrowing({f"layer{place}": 10 ** chance.uniform(-6, -0.5) for place in range(50)})
+    found = Search(bench, budget, True, 50, lambda *_: None, lambda _: {})
+    found.begin()
+    found.run()
+    least_first = sorted(bench.harm.values())
+    most = max(count for count in range(51) if sum(least_first[:count]) <= budget)
+    assert len(found.best.plan.choices) == most
+    assert bench.scored <= 1 + 1 + 6  # all int8, all narrow, and a bisection of 50
+
+
+def test_layers_get_4_bits_for_size_and_not_for_time() -> None:
+    bench: Any = Narrowing({"one": 1e-9})
+    found = Search(bench, 0.1, False, 50, lambda *_: None, lambda _: {})
+    found.begin()
+    found.run()
+    assert found.best.plan == Plan(Form.STATIC)
+
+
+def test_batches_of_any_form_are_taken_with_forward() -> None:
+    model, batches, x, classes = problem()
+    evaluate = agreement(x, classes)
+    named = [{"of": {"x": one}} for one in batches]
+
+    def forward(model: nn.Module, batch: Any) -> Any:
+        return model(batch["of"]["x"])
+
+    settings: dict[str, Any] = {"max_drop": DROP, "objective": "size", "progress": False, "recipe": COARSE}
+    plain = quant.autoquant(model, batches, evaluate, clock=Ticks(), **settings)
+    found = quant.autoquant(model, named, evaluate, forward=forward, clock=Ticks(), **settings)
+    assert digest(found) == digest(plain)
+    with pytest.raises(DataError, match=r"autoquant: forward\(model, batch\) did not call model"):
+        quant.autoquant(model, named, evaluate, forward=lambda model, batch: None, **settings)
 
 
 def test_a_plan_goes_through_its_key() -> None:

@@ -3,15 +3,19 @@ input."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from quant.calibrate import CalibrationError, CheckpointError, DataError
+from quant.kernels import QScheme, weight_scheme
 from torch import Tensor, nn
 
 import quant
+from quant.rounding import output_error
+from quant.rounding.methods import choose_in_groups
 
 FOUR = quant.Recipe(default=quant.QConfig(weight_bits=4))
 
@@ -96,6 +100,7 @@ def test_a_killed_run_goes_on_to_the_same_bits(
         quantized(model, data, "adaround", checkpoint=tmp_path / "c")
 
 
+@pytest.mark.parametrize("rounding", ["gptq", "adaround"])
 @pytest.mark.parametrize(
     "qconfig",
     [
@@ -105,16 +110,36 @@ def test_a_killed_run_goes_on_to_the_same_bits(
     ],
     ids=str,
 )
-def test_narrow_weights_and_groups(qconfig: quant.QConfig) -> None:
+def test_narrow_weights_and_groups(qconfig: quant.QConfig, rounding: str) -> None:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 16)).eval()
     mix = torch.randn(64, 64)
     data = [torch.randn(64, 64) @ mix for _ in range(3)]
     recipe = quant.Recipe(default=qconfig)
     plain = quant.quantize_dynamic(model, recipe)
-    q = quant.quantize_dynamic(model, recipe, batches=data, rounding="gptq", progress=False)
+    q = quant.quantize_dynamic(model, recipe, batches=data, rounding=rounding, progress=False)
     assert q[0].q_weight.dtype == torch.uint8  # type: ignore[index, union-attr]
     assert error(q, model, data) < 0.8 * error(plain, model, data)
+
+
+@pytest.mark.parametrize("symmetric", [True, False])
+def test_adaround_learns_in_groups_too(symmetric: bool) -> None:
+    torch.manual_seed(0)
+    weight, rows = torch.randn(16, 64), torch.randn(200, 64) @ torch.randn(64, 64)
+    hessian = rows.t() @ rows / len(rows)
+    scheme = weight_scheme(3) if symmetric else QScheme(torch.uint8, 0, 7, symmetric=False)
+    q, scale, zero = choose_in_groups("adaround", weight, hessian, scheme, 32, bits=3)
+    assert (scale.shape, zero.shape) == ((16, 2), (16, 2))
+    assert int(q.min()) >= scheme.quant_min
+    assert int(q.max()) <= scheme.quant_max
+
+    def by_column(one: Tensor) -> Tensor:
+        return one.repeat_interleave(32, dim=1)
+
+    nearest = (torch.round(weight / by_column(scale)) + by_column(zero)).clamp(scheme.quant_min, scheme.quant_max)
+    real, other = ((one - by_column(zero)) * by_column(scale) for one in (q, nearest))
+    assert output_error(weight, real, hessian).sum() < 0.5 * output_error(weight, other, hessian).sum()
+    assert not torch.equal(q, choose_in_groups("gptq", weight, hessian, scheme, 32, bits=3).q)
 
 
 def test_in_place_and_half_models(model: nn.Module, data: list[Tensor]) -> None:
@@ -175,3 +200,20 @@ def test_a_layer_may_get_its_input_by_name(model: nn.Module, data: list[Tensor])
 def test_the_report_says_where_no_finite_values_came(model: nn.Module, data: list[Tensor]) -> None:
     q = quantized(model, [torch.full_like(data[0], torch.nan)])
     assert "rounded to nearest: no finite values came to it" in str(quant.summary(q))
+
+
+@pytest.mark.parametrize("verb", ["quantize_dynamic", "quantize_static", "learn_rounding", "autoquant"])
+def test_a_checkpoint_needs_a_folder(verb: str, model: nn.Module, data: list[Tensor], tmp_path: Path) -> None:
+    def unread() -> Iterator[Tensor]:
+        raise AssertionError("known before the data is read")
+        yield
+
+    more: dict[str, Any] = {
+        "quantize_dynamic": {"rounding": "gptq", "batches": unread()},
+        "quantize_static": {"rounding": "gptq", "batches": unread()},
+        "learn_rounding": {"batches": unread()},
+        "autoquant": {"data": unread(), "evaluate": lambda model: 0.0, "max_drop": 0.1},
+    }
+    settings = {**more[verb], "checkpoint": tmp_path / "none" / "c", "progress": False}
+    with pytest.raises(FileNotFoundError, match=rf"{verb}: checkpoint: there is no folder '.*none' to write 'c' in"):
+        getattr(quant, verb)(model, **settings)

@@ -380,3 +380,10 @@ def test_eight_threads_at_once(case: Case) -> None:
     assert errors == []
     assert len(outputs) == 40
     assert all(torch.equal(output, expected) for output in outputs)
+
+
+def test_a_state_dict_with_none_for_a_weight_is_refused_with_its_name() -> None:
+    q = quantize_dynamic(nn.Sequential(nn.Linear(8, 4)))
+    for name in ("q_weight", "scale"):
+        with pytest.raises(RuntimeError, match=f'"0.{name}", expected torch.Tensor .* but received .*NoneType'):
+            q.load_state_dict({**q.state_dict(), f"0.{name}": None})  # type: ignore[dict-item]

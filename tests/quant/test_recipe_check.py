@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 from typing import Any
 
@@ -282,3 +283,43 @@ def test_a_model_in_training_takes_no_ranges(tmp_path: Path) -> None:
     model, x = make()
     with pytest.raises(ValueError, match=r"calibrate\.load_ranges: the model is prepared for training"):
         quant.calibrate.load_ranges(quant.prepare_qat(model, x), tmp_path / "ranges.json")
+
+
+PER_CALL = QConfig(activation_observer="dynamic")
+
+
+def test_layers_of_a_static_model_are_dynamic_where_the_recipe_says_so(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(32, 32), nn.ReLU(), nn.Linear(32, 32), nn.ReLU(), nn.Linear(32, 4)).eval()
+    batches = [torch.randn(16, 32) for _ in range(3)]
+    narrow = dataclasses.replace(PER_CALL, weight_bits=4, group_size=32)
+    q = quant.quantize_static(model, batches, Recipe({"2": PER_CALL, "4": narrow}), progress=False)
+    report = quant.summary(q)
+    assert report["0"].detail.startswith("static linear")
+    assert report["2"].detail.startswith("the recipe asks for ranges of each call, so dynamic: weights per channel")
+    assert report["4"].outcome == "int4"
+    only = quant.quantize_dynamic(model, Recipe({"2": PER_CALL, "4": narrow}, default=None))
+    hidden = torch.relu(model[0](batches[0])).detach()
+    assert torch.equal(q[2](hidden), only[2](hidden))  # type: ignore[operator, index]
+    loud = batches[0] * torch.tensor([100.0] + [1.0] * 15)[:, None]  # of which static ranges know nothing
+    first = quant.quantize_static(model, batches, Recipe({"0": PER_CALL}), progress=False)
+    assert (first[0](loud) - model[0](loud)).norm() < 0.02 * model[0](loud).norm()  # type: ignore[operator, index]
+    quant.save(q, tmp_path / "q.safetensors")
+    assert torch.equal(quant.load(tmp_path / "q.safetensors", model=model)(batches[0]), q(batches[0]))
+    worst = quant.compare(model, q, batches).steps[0]
+    assert (worst.name, worst.rule) == ("4", "\"4\": quant.QConfig(activation_observer='dynamic')")  # without groups
+    everything = quant.quantize_static(model, batches, Recipe(default=PER_CALL), progress=False)
+    assert torch.equal(everything(batches[0]), quant.quantize_dynamic(model)(batches[0]))
+
+
+def test_ranges_of_each_call_are_asked_for_where_they_exist() -> None:
+    with pytest.raises(RecipeError, match=r"activation_observer is 'dynamic', which has no options, and .*'momentum'"):
+        dataclasses.replace(PER_CALL, activation_options={"momentum": 0.1})
+    model = nn.Sequential(nn.Conv1d(3, 3, 1), nn.Flatten(), nn.Linear(12, 4))
+    x = torch.randn(2, 3, 4)
+    with pytest.raises(RecipeError, match=r"rule '0' -> .*'dynamic', and it decides no layer that has a dynamic form"):
+        quant.prepare(model, x, Recipe({"0": PER_CALL}))
+    with pytest.raises(RecipeError, match=r"prepare_qat: rule '2' -> .*'dynamic', and linear layers are trained with"):
+        quant.prepare_qat(model, x, Recipe({"2": PER_CALL}))
+    with pytest.raises(RecipeError, match="expected one of auto, dynamic, minmax"):
+        QConfig(activation_observer="dynamics")

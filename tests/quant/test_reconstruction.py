@@ -271,8 +271,6 @@ def test_bad_input_is_named(model: nn.Module, data: list[Tensor]) -> None:
     learned = prepared(model, data)
     learn(learned, data, "gptq", unit="layer")
     assert "rounded by its outputs" in str(quant.summary(quant.convert(learned)))
-    with pytest.warns(quant.calibrate.CalibrationWarning, match="is not taken over"):
-        quant.prepare_qat(learned)
     with pytest.warns(quant.calibrate.CalibrationWarning, match="8 samples are few"):
         learn(p, [data[0][:8]], "gptq")
     with pytest.raises(DataError, match="never call the model"):
@@ -281,6 +279,41 @@ def test_bad_input_is_named(model: nn.Module, data: list[Tensor]) -> None:
         quant.quantize_static(model, data, rounding="best")
     with pytest.raises(ValueError, match="checkpoint keeps what"):
         quant.quantize_static(model, data, checkpoint="c")
+
+
+def test_training_starts_from_the_learned_integers(data: list[Tensor]) -> None:
+    torch.manual_seed(3)
+    model = trained_like(Residual())
+    for norm in model.modules():
+        if isinstance(norm, nn.BatchNorm2d):
+            nn.init.normal_(norm.running_mean)
+            nn.init.uniform_(norm.running_var, 0.5, 2.0)
+            nn.init.uniform_(norm.weight, 0.5, 2.0)
+            norm.weight.data[3] = 0.0
+    p = prepared(model, data)
+    learn(p, data, "gptq", unit="layer")
+    q, training = quant.convert(p), quant.prepare_qat(p)
+    started = quant.convert(training.eval()).state_dict()
+    for name, tensor in q.state_dict().items():
+        if name.endswith("q_weight"):
+            rows, others = tensor.flatten(1), started[name].flatten(1)
+            sets_scale = rows.abs().amax(1) == 7
+            assert sets_scale.float().mean() > 0.85
+            assert torch.equal(rows[sets_scale], others[sets_scale]), name
+        elif name.endswith(".bias"):
+            assert torch.allclose(tensor, started[name], atol=1e-5), name
+    assert not torch.equal(started["head.q_weight"], quant.convert(prepared(model, data)).state_dict()["head.q_weight"])
+
+
+def test_weights_that_are_computed_start_from_themselves(data: list[Tensor]) -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(torch.nn.utils.parametrizations.weight_norm(nn.Conv2d(3, 4, 3)), nn.Flatten()).eval()
+    p = prepared(model, data)
+    learn(p, data, "gptq", unit="layer")
+    with pytest.warns(
+        quant.calibrate.CalibrationWarning, match=r"is not taken over for .*, whose weights are computed"
+    ):
+        quant.prepare_qat(p)
 
 
 def test_labels_alone_are_named(model: nn.Module, data: list[Tensor]) -> None:

@@ -433,3 +433,20 @@ def test_a_variant_is_smoothed_as_quantize_static_smooths() -> None:
     assert torch.equal(calibrated.converted(calibrated.recipe)(data[0]), expected(data[0]))
     found = quant.sensitivity(model, data, progress=False)
     assert found["1"].kind == "Linear"
+
+
+def test_batches_of_any_form_are_taken_with_forward() -> None:
+    model, data = built(Residual), images()
+
+    def twice(model: nn.Module, batch: Any) -> None:
+        for half in batch["images"].split(2):
+            model(half)
+
+    plain = quant.sensitivity(model, [half for x in data for half in x.split(2)], progress=False)
+    found = quant.sensitivity(model, [{"images": x} for x in data], forward=twice, progress=False)
+    assert {one.name for one in found} == {one.name for one in plain}
+    for one in found:
+        other = next(line for line in plain if line.name == one.name)
+        assert one.only_int8_sqnr == pytest.approx(other.only_int8_sqnr, abs=1.0)  # of all calls, not of the first four
+    with pytest.raises(DataError, match=r"sensitivity: forward\(model, batch\) did not call model"):
+        quant.sensitivity(model, data, forward=lambda model, batch: None, progress=False)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import itertools
+import random
 import warnings
 import weakref
 from collections.abc import Iterator
@@ -14,7 +15,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, IterableDataset
+from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 import quant
 from quant.runtime.layers.scaled_linear import ScaledLinear
@@ -238,6 +239,27 @@ def test_training_starts_from_the_smoothed_model() -> None:
     assert sqnr(targets[0], q(batches[0])) > 25
 
 
+def test_16_bits_that_are_asked_for_keep_the_columns() -> None:
+    wide = quant.QConfig(activation_bits=16)
+    model, x = transformer(), data(1)[0]
+    with torch.no_grad():
+        q, eight = static(model, data()), static(model, data(), recipe=quant.Recipe({"0.query": None}))
+        some = static(model, data(), recipe=quant.Recipe({"*.key": wide, "0.wide": wide}))
+        every = static(model, data(), recipe=quant.Recipe(default=wide))
+        plain = static(model, data(), recipe=quant.Recipe(default=wide), smooth=False)
+    scaled = {name for name, one in q.named_modules() if isinstance(one, ScaledLinear)}
+    for other in (some, every):
+        assert {name for name, one in other.named_modules() if isinstance(one, ScaledLinear)} == scaled
+        for name in scaled:
+            assert torch.equal(other.get_submodule(name).columns, q.get_submodule(name).columns)  # type: ignore[arg-type]
+    assert "0.query" not in {name for name, one in eight.named_modules() if isinstance(one, ScaledLinear)}
+    detail = quant.summary(some)["0.wide"].detail
+    assert "16-bit input" in detail
+    assert "input scaled by channel" in detail
+    with torch.no_grad():
+        assert sqnr(model(x), every(x)) > sqnr(model(x), plain(x)) + 6
+
+
 def test_an_input_of_many_decades_gets_16_bits() -> None:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Conv1d(8, 8, 3, padding=1), nn.LogSoftmax(1)).eval()
@@ -434,3 +456,47 @@ def test_a_layer_whose_weight_a_forward_writes_to_is_left_alone(data_of: bool) -
     assert type(smooth(model, data()).layer) is nn.Linear
     with torch.no_grad():
         assert sqnr(model(x), q(x)) > 30
+
+
+class Numbered(Dataset[Tensor]):
+    """Samples by their numbers, each of which is noted; a generator of the set's own disturbs them."""
+
+    def __init__(self, model_width: int = WIDTH) -> None:
+        self.width, self.asked = model_width, list[int]()
+        self.noise = random.Random(3)
+
+    def __len__(self) -> int:
+        return 32
+
+    def __getitem__(self, place: int) -> Tensor:
+        self.asked.append(place)
+        rows = torch.randn(12, self.width, generator=torch.Generator().manual_seed(place))
+        return rows + self.noise.random() * 1e-3
+
+
+@pytest.mark.parametrize("own", [True, False], ids=["a generator of its own", "torch's generator"])
+def test_a_loader_that_shuffles_is_shuffled_once(own: bool) -> None:
+    def loader() -> tuple[Numbered, torch.Generator, DataLoader[Tensor]]:
+        torch.manual_seed(5)
+        data, generator = Numbered(), torch.Generator().manual_seed(5)
+        loader = DataLoader(data, 2, shuffle=True, generator=generator if own else None)
+        return data, generator if own else torch.default_generator, loader
+
+    data, generator, alone = loader()
+    list(alone)
+    expected, after, noise = data.asked, generator.get_state(), data.noise.getstate()
+    model = transformer()
+    data, generator, alone = loader()
+    quant.quantize_static(model, alone, progress=False)
+    assert data.asked[-len(data) :] == expected
+    assert torch.equal(generator.get_state(), after)
+    assert data.noise.getstate() == noise
+
+
+def test_the_weight_of_an_int8_scaled_layer_is_asked_for_in_vain() -> None:
+    q = static(transformer(), data())
+    with pytest.raises(AttributeError, match=r"its weight is int8, a part of the converted program.*smooth=False"):
+        q[0].wide.weight  # type: ignore[union-attr, operator]  # noqa: B018
+    assert not hasattr(q[0].wide, "weight")
+    with pytest.raises(AttributeError, match="has no attribute 'wieght'"):
+        q[0].wide.wieght  # type: ignore[union-attr, operator]  # noqa: B018

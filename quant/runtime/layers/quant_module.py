@@ -97,6 +97,8 @@ class QuantModule(nn.Module):
         """Check that a loaded weight is stored as this one; one of bytes, as older versions stored it, is made so."""
         own, own_scale = self._buffers[name], self._buffers[scale]
         loaded, loaded_scale = state_dict[prefix + name], state_dict[prefix + scale]
+        if not (isinstance(loaded, Tensor) and isinstance(loaded_scale, Tensor)):
+            return  # torch names it
         if own is None or own_scale is None or not (narrow.is_narrow(own) or narrow.is_narrow(loaded)):
             return
         if loaded.dtype == torch.int8 and loaded.dim() == 2 and own_scale.dim() == 1:

@@ -14,6 +14,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+_INT8 = (
+    "ScaledLinear: there is no float weight to read: its weight is int8, a part of the converted program, which "
+    "`model.program` prints; read it from the float model, or convert with smooth=False, where layers keep a readable "
+    "weight"
+)
+
 
 class ScaledLinear(nn.Linear):
     """y = (x * columns) scaled_weight' + bias, which is y = x weight' + bias.
@@ -30,8 +36,13 @@ class ScaledLinear(nn.Linear):
     def weight(self) -> Tensor:  # type: ignore[override]
         """The weight for the input as it comes, computed from `scaled_weight`."""
         if self.scaled_weight is None:
-            raise AttributeError("its weight is int8, a part of the converted program")
+            raise AttributeError(_INT8)  # after which Python asks __getattr__
         return self.scaled_weight * self.columns
+
+    def __getattr__(self, name: str) -> Any:
+        if isinstance(getattr(type(self), name, None), property):
+            raise AttributeError(_INT8)
+        return super().__getattr__(name)
 
     def forward(self, input: Tensor) -> Tensor:
         return F.linear(input * self.columns, self.scaled_weight, self.bias)  # type: ignore[arg-type]
