@@ -21,6 +21,9 @@ from quant.onnx.sizes import ARITHMETIC, computed, is_number, scalar, sizes_of, 
 @writes_call("getattr")
 def _getattr(call: WrittenCall) -> Any:
     name, source = call.args[1], call.raw(0, "input")
+    held = call.get(0, "input")
+    if isinstance(held, tuple) and name in getattr(held, "_fields", ()):
+        return getattr(held, name)
     if name == "shape":
         return _sizes(call)
     if name == "dtype":
@@ -376,15 +379,6 @@ def _cumsum(call: WrittenCall) -> str:
     x = cast(writer, call.get(0, "input"), call.dtype or torch.float32)
     axis = writer.constant(torch.tensor(call.get(1, "dim")), "axis")
     return writer.same_sizes(writer.node("CumSum", x, axis), x)
-
-
-@writes_call("argmax")
-def _argmax(call: WrittenCall) -> str:
-    dim = call.get(1, "dim")
-    if dim is None:
-        raise NotWritten("argmax over all dimensions")
-    axis = dim % call.rank()
-    return call.writer.node("ArgMax", call.get(0, "input"), axis=axis, keepdims=bool(call.get(2, "keepdim", False)))
 
 
 @writes_call("softmax", "log_softmax")

@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 
+from quant.onnx.adaptive_pools import adaptive_mean
 from quant.onnx.call import WrittenCall, writes_call
 from quant.onnx.graph_writer import NotWritten
 from quant.ops.call import per_dimension
@@ -74,11 +75,15 @@ def _avg_pool(call: WrittenCall) -> str:
 
 
 @writes_call("adaptive_avg_pool")
-def _global_mean(call: WrittenCall) -> str:
-    size = call.get(1, "output_size")
-    if set(per_dimension(size, 1)) != {1}:
-        raise NotWritten("pools reals to a size other than 1")
-    return call.writer.node("GlobalAveragePool", call.get(0, "input"))
+def _adaptive_mean(call: WrittenCall) -> str:
+    writer, x, shape = call.writer, call.get(0, "input"), call.shape()
+    asked = call.raw(1, "output_size")
+    size = list(asked) if isinstance(asked, (tuple, list)) else [asked] * (len(writer.shape(call.out)) - 2)
+    if len(shape) != len(size) + 2 or not all(one is None or isinstance(one, int) for one in size):
+        raise NotWritten("pools reals without a batch, or to sizes that are computed")
+    if set(size) == {1}:
+        return writer.same_sizes(writer.node("GlobalAveragePool", x), x, count=2)
+    return writer.same_sizes(adaptive_mean(writer, x, shape[2:], size), x, count=2)
 
 
 def _window(call: WrittenCall) -> dict[str, Any]:
