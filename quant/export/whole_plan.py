@@ -142,10 +142,16 @@ def _only_runner(model: nn.Module, units: list[str]) -> ProgramRunner:
 
 def _captured(model: nn.Module, example_inputs: Any) -> ProgramRunner:
     """The runner of a model whose dynamic layers are all that is int8 of it, captured for this."""
-    if alone := [name or "(root)" for name, module in model.named_modules() if isinstance(module, StaticLayer)]:
+    alone = [name for name, module in model.named_modules() if isinstance(module, StaticLayer)]
+    if alone == [""]:
         raise ExportError(
-            f"{type(model).__name__}: {listed(alone)} is int8 with calibrated ranges, and no program says what runs "
-            "around it: quantise nn.Sequential(layer), or the model that the layer is part of"
+            f"{type(model).__name__} is an int8 layer with calibrated ranges, and no program says what runs around it: "
+            "quantise nn.Sequential(layer), or the model that it is part of"
+        )
+    if alone:
+        raise ExportError(
+            f"{type(model).__name__} is not one program: its own Python runs around {listed(alone)}; quant.summary "
+            "names the islands"
         )
     if not any(isinstance(module, QuantModule) for module in model.modules()):
         raise ExportError(f"{type(model).__name__} holds no int8 module; quantise it first")

@@ -141,11 +141,22 @@ def _binary(call: WrittenCall) -> Any:
         raise NotWritten(f"computes {name} of sizes")
     if call.raw(2, "alpha") not in (None, 1) or call.kwargs.get("rounding_mode") is not None:
         raise NotWritten(f"{name} with an alpha or a rounding mode")
-    if name in ("floordiv", "mod", "remainder"):
+    if name in ("mod", "remainder"):
+        return _remainder(call, values)
+    if name == "floordiv":
         raise NotWritten(f"{name} of tensors")
     dtype = call.dtype if name == "div" else _operand_dtype(call)
     names = [as_tensor(writer, one, dtype or torch.float32) for one in values]
     return _like_largest(call, writer.node(BINARY[name], *names))
+
+
+def _remainder(call: WrittenCall, values: list[Any]) -> str:
+    """Of whole numbers, with the sign of the divisor as in Python; ONNX takes that of the dividend for floats."""
+    dtype = _operand_dtype(call)
+    if dtype.is_floating_point or dtype == torch.bool:
+        raise NotWritten("takes the remainder of reals")
+    names = [as_tensor(call.writer, one, dtype) for one in values]
+    return _like_largest(call, call.writer.is_dtype(call.writer.node("Mod", *names), dtype))
 
 
 @writes_call(*COMPARED, "ne")

@@ -18,6 +18,7 @@ from quant.onnx import (  # noqa: F401  # they register the calls that they writ
     dynamic_linear,
     embedding_calls,
     layer_calls,
+    places_calls,
     sorting_calls,
     window_calls,
 )
@@ -80,8 +81,8 @@ def export_onnx(
         runtime: which runtime the file is for, where no form serves all: "ort" (ONNX Runtime), "openvino" or
             "tensorrt". The last wants symmetric activations, from `QConfig(activation_symmetric=True)`.
         target: "vnni" for processors that add four products of 8 bits at once (AVX-512 VNNI, AVX-VNNI, AMX, ARM).
-            "avx2" for older ones, where ONNX Runtime's sums of two products overflow 16 bits with int8 weights: those
-            that can are written as uint8, whose products are exact there, and slower than those of
+            "avx2" for older ones, where a runtime's sums of two products overflow 16 bits with int8 weights: those that
+            can are written as uint8, whose products are exact there, and slower than those of
             `QConfig(weight_bits=7)`, which cannot overflow. Other runtimes have no kernels for them, and they are
             refused.
         recurrent: how int8 recurrent layers are written: "exact", as the products of integers and the steps that the

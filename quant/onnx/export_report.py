@@ -77,8 +77,8 @@ class ExportReport:
         runtime, target: what it is for.
         opset: the version of ONNX's operators.
         steps: what each became, in order.
-        overflowing: layers whose int8 weights make ONNX Runtime's sums of two products overflow on processors
-            without VNNI.
+        overflowing: layers whose int8 weights make a runtime's sums of two products overflow on processors without
+            VNNI.
         notes: what the model checks or returns, and the file does not.
         verification: the comparison with the model, where it was asked for.
         unsigned: layers whose weights are uint8, for processors without VNNI.
@@ -122,7 +122,7 @@ class ExportReport:
         if self.overflowing:
             count = len(self.overflowing)
             lines.append(
-                f"WITHOUT VNNI {count} layer{'s' * (count > 1)} can overflow 16 bits in ONNX Runtime "
+                f"WITHOUT VNNI {count} layer{'s' * (count > 1)} can overflow 16 bits in {self.runtime} "
                 f"({', '.join(self.overflowing[:4])}{', ...' * (count > 4)}): export for such processors with "
                 "target='avx2'"
             )

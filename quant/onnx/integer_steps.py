@@ -22,6 +22,7 @@ from quant.onnx.adaptive_pools import adaptive_mean
 from quant.onnx.functions import Applied, function_of_table
 from quant.onnx.graph_writer import GraphWriter, NotWritten
 from quant.onnx.registries import registering
+from quant.onnx.sizes import vector
 from quant.runtime.instructions import Conversion, KernelCall
 from quant.runtime.trees import Ref
 
@@ -246,7 +247,8 @@ def _pad(writer: GraphWriter, step: KernelStep) -> None:
     qparams = writer.program.values[source].qparams
     assert qparams is not None
     fill = (step["fill"] - qparams[1]) * qparams[0] if step["mode"] == "constant" else 0.0
-    padded = padding(writer, writer.dequantized(source), writer.rank(source), step["widths"], step["mode"], fill)
+    widths = writer.take(step["widths"])
+    padded = padding(writer, writer.dequantized(source), writer.rank(source), widths, step["mode"], fill)
     writer.leave(padded, step.out)
     writer.tell(True, "Pad", step.kernel, moves=True)
 
@@ -255,16 +257,14 @@ PAD_MODES = {"constant": "constant", "reflect": "reflect", "replicate": "edge"}
 """The modes of torch that ONNX has in this version."""
 
 
-def padding(writer: GraphWriter, name: str, rank: int, widths: Sequence[int], mode: str, fill: float = 0.0) -> str:
+def padding(writer: GraphWriter, name: str, rank: int, widths: Sequence[Any], mode: str, fill: float = 0.0) -> str:
     """A float32 tensor padded as torch does; `widths` begin with the last dimension."""
     if mode not in PAD_MODES:
         raise NotWritten(f"pads in the mode '{mode}', which ONNX has not; expected one of {', '.join(PAD_MODES)}")
-    if not all(isinstance(one, int) for one in widths):
-        raise NotWritten("pads by widths that are computed")
-    before, after = [0] * rank, [0] * rank
+    before, after = list[Any]([0] * rank), list[Any]([0] * rank)
     for place in range(len(widths) // 2):
         before[rank - 1 - place], after[rank - 1 - place] = widths[2 * place], widths[2 * place + 1]
-    ends = [writer.numbers([*before, *after], "pads")]
+    ends = [vector(writer, [*before, *after])]
     if mode == "constant" and fill:
         ends.append(writer.constant(torch.tensor(fill, dtype=torch.float32), "fill"))
     return writer.node("Pad", name, *ends, mode=PAD_MODES[mode])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import collections
 import inspect
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -27,6 +27,9 @@ from quant.runtime.trees import Ref, leaves, map_leaves
 from quant.runtime.values import Held, at
 
 Values = Mapping[str, Tensor]
+
+Run = Callable[[str, str, Values, Path], tuple[str, dict[str, Tensor], dict[str, int]]]
+"""(file, the file with further outputs, inputs, a folder) -> the runtime, its values, kinds of nodes."""
 
 
 def verified(
@@ -66,7 +69,7 @@ def verified(
                 f"quant.export_onnx: {path} is written, and {writer.runtime.title} does not run it so: {error}"
             ) from error
         overflowing = tuple(dict.fromkeys(writer.overflowing))
-        saturating = overflowing if overflowing and run is _in_onnxruntime and _saturates(Path(folder)) else ()
+        saturating = overflowing if overflowing and _saturates(run, Path(folder)) else ()
     held = held_values(writer.runner, given)
     outputs = [held.of(values[leaf.index]) for leaf in leaves(writer.program.output) if isinstance(leaf, Ref)]
     errors = {name: _error(theirs[name], one) for name, one in zip(file.outputs, outputs, strict=True)}
@@ -187,15 +190,28 @@ def _kinds(onnx: Any, graph: Any) -> Iterator[str]:
                 yield from _kinds(onnx, one.g)
 
 
-def _saturates(folder: Path) -> bool:
-    """Whether ONNX Runtime adds two products of uint8 and int8 in 16 bits here: by a sum that overflows them."""
-    wide = torch.full((64, 16), 127, dtype=torch.int8)
-    kinds = {"x": TensorKind(torch.uint8, (1, 64)), "y": TensorKind(torch.int32, (1, 16))}
-    node = Node("product", "MatMulInteger", ("x", "weight"), ("y",), {})
-    write_onnx(OnnxFile((node,), {"weight": wide}, ("x",), ("y",), kinds), folder / "sum.onnx", {"": OPSET})
-    x = torch.full((1, 64), 255, dtype=torch.uint8)
-    [sums] = _session(folder / "sum.onnx").run(None, {"x": x.numpy()})
-    return bool((sums != 255 * 127 * 64).any())
+def _saturates(run: Run, folder: Path) -> bool:
+    """Whether a runtime adds two products of uint8 and int8 in 16 bits here: by a convolution that overflows them."""
+    wide, channels, most = 127, 64, 255.0
+    sums = most * wide * channels
+    constants = {
+        "one": torch.tensor(1.0), "zero": torch.tensor(0, dtype=torch.uint8), "step": torch.tensor(sums / 128),
+        "weight": torch.full((channels, channels, 1, 1), wide, dtype=torch.int8),
+        "scales": torch.ones(channels), "zeros": torch.zeros(channels, dtype=torch.int8),
+    }  # fmt: skip
+    nodes = (
+        Node("round", "QuantizeLinear", ("x", "one", "zero"), ("q",), {}),
+        Node("read", "DequantizeLinear", ("q", "one", "zero"), ("x_read",), {}),
+        Node("real", "DequantizeLinear", ("weight", "scales", "zeros"), ("weight_read",), {"axis": 0}),
+        Node("product", "Conv", ("x_read", "weight_read"), ("sums",), {"kernel_shape": [1, 1]}),
+        Node("round_sums", "QuantizeLinear", ("sums", "step", "zero"), ("q_sums",), {}),
+        Node("read_sums", "DequantizeLinear", ("q_sums", "step", "zero"), ("y",), {}),
+    )
+    kind = TensorKind(torch.float32, (1, channels, 8, 8))
+    path = folder / "sums.onnx"
+    write_onnx(OnnxFile(nodes, constants, ("x",), ("y",), {"x": kind, "y": kind}), path, {"": OPSET})
+    _, values, _ = run(str(path), str(path), {"x": torch.full((1, channels, 8, 8), most)}, folder)
+    return bool((values["y"] < 0.99 * sums).any())
 
 
 def _session(file: str | PathLike[str], optimised: Path | None = None) -> Any:

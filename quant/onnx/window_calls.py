@@ -37,6 +37,26 @@ def _convolution(call: WrittenCall) -> str:
     )  # fmt: skip
 
 
+@writes_call("conv_transpose")
+def _transposed_convolution(call: WrittenCall) -> str:
+    weight = call.get(1, "weight")
+    if not isinstance(weight, str) or weight not in call.writer.constants:
+        raise NotWritten("is a transposed convolution with a weight that is computed")
+    kernel = list(call.writer.constants[weight].shape[2:])
+    dims, bias = len(kernel), call.get(2, "bias")
+    if call.rank() != dims + 2:
+        raise NotWritten("is a transposed convolution of one sample without a batch")
+    return call.writer.node(
+        "ConvTranspose", call.get(0, "input"), weight, *([] if bias is None else [bias]),
+        kernel_shape=kernel,
+        strides=list(per_dimension(call.get(3, "stride", 1), dims)),
+        pads=list(per_dimension(call.get(4, "padding", 0), dims)) * 2,
+        output_padding=list(per_dimension(call.get(5, "output_padding", 0), dims)),
+        group=call.get(6, "groups", 1),
+        dilations=list(per_dimension(call.get(7, "dilation", 1), dims)),
+    )  # fmt: skip
+
+
 def _pads(padding: Any, kernel: list[int], dilation: list[int]) -> list[int]:
     if padding == "same":
         total = [d * (k - 1) for d, k in zip(dilation, kernel, strict=True)]

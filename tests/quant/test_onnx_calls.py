@@ -66,6 +66,70 @@ def test_values_in_order(case: str, tmp_path: Path) -> None:
     assert largest(exported(q, tmp_path, torch.randn(6, 12))) < 1e-5
 
 
+def rows_at_places(y: Tensor) -> Tensor:
+    """Messages that are added up where they arrive, as in graph networks."""
+    target = torch.arange(16).flip(0) % 5
+    sums = torch.zeros_like(y).t().index_add(0, target, y.t()).t()
+    return sums + torch.zeros_like(y).scatter_add(1, target.expand_as(y), y)
+
+
+def on_a_grid(y: Tensor) -> Tensor:
+    pictures = y.view(-1, 1, 4, 4)
+    line = torch.linspace(-1, 1, 4)
+    grid = torch.stack(torch.meshgrid(line, line, indexing="xy"), 2) * 0.9 + 0.05 * pictures.permute(0, 2, 3, 1)
+    return torch.nn.functional.grid_sample(pictures, grid, align_corners=True).flatten(1)
+
+
+def to_the_others_width(y: Tensor) -> Tensor:
+    other = y[:, : y.shape[1] - 3]
+    return y + torch.nn.functional.pad(other, (0, y.shape[1] - other.shape[1]))
+
+
+def pairs(y: Tensor) -> Tensor:
+    """The products of different features, as in recommendation models."""
+    i, j = torch.tril_indices(5, 5, offset=-1)
+    return (y[:, :5, None] * y[:, None, :5])[:, i, j]
+
+
+PLACES: dict[str, tuple[Callable[[Tensor], Tensor], int]] = {
+    "sums at places": (rows_at_places, 16),
+    "grid": (on_a_grid, 16),
+    "pairs": (pairs, 10),
+    "pads": (to_the_others_width, 16),
+    "cosine": (lambda y: y * torch.cosine_similarity(y, y.flip(1), dim=1)[:, None], 16),
+    "line of a size": (lambda y: y + torch.linspace(0.0, 2.0, y.shape[0])[:, None], 16),
+}
+
+
+@pytest.mark.parametrize("case", PLACES)
+def test_values_at_places(case: str, tmp_path: Path) -> None:
+    function, inputs = PLACES[case]
+    q = quant.quantize_static(Between(function, inputs).eval(), [torch.randn(8, 12) for _ in range(3)], progress=False)
+    assert largest(exported(q, tmp_path, torch.randn(6, 12))) < 0.002
+
+
+class Upsampled(nn.Module):
+    """A transposed convolution in float, with the older weight norm."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Conv1d(3, 8, 3)
+        up = nn.ConvTranspose1d(8, 8, 5, stride=3, padding=1, output_padding=1, groups=2)
+        self.up, self.last = nn.utils.parametrizations.weight_norm(up), nn.Conv1d(8, 4, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(self.up(self.first(x)))  # type: ignore[no-any-return]
+
+
+def test_a_transposed_convolution_of_reals(tmp_path: Path) -> None:
+    q = quant.quantize_static(Upsampled().eval(), [torch.randn(2, 3, 11)] * 2, quant.Recipe([("up", None)]),
+                              progress=False)  # fmt: skip
+    report = exported(q, tmp_path, torch.randn(3, 3, 17))
+    assert largest(report) < 0.002
+    assert report.verification is not None
+    assert report.verification.kernels["ConvTranspose"] == 1
+
+
 class Pooled(nn.Module):
     def __init__(self, size: Any) -> None:
         super().__init__()
