@@ -4,8 +4,8 @@
 
 The models are those of `make bench-runner`. "ORT" is the relative error (L2) of the outputs in ONNX Runtime against
 the model's; "0" is the same bits. "integers" counts the nodes of its optimised graph that compute in integers, of those
-that compute; float nodes follow. "to float" are the errors of ours, of ONNX Runtime and of OpenVINO against the float
-model. Times are medians of CPU time on one thread, in turns.
+that compute, in the bodies of Scans too; float nodes follow. "to float" are the errors of ours, of ONNX Runtime and of
+OpenVINO against the float model. Times are medians of CPU time on one thread, in turns.
 """
 
 from __future__ import annotations
@@ -84,15 +84,15 @@ def in_openvino(path: Path, inputs: Sequence[Tensor]) -> Callable[[], list[Tenso
     return run
 
 
-def exported(task: Task, path: Path, runtime: str, verify: Any) -> ExportReport:
+def exported(task: Task, path: Path, runtime: str, verify: Any, **forms: str) -> ExportReport:
     example = task.inputs if task.is_dynamic else None
-    return quant.export_onnx(task.model, path, runtime=runtime, example_inputs=example, verify=verify)
+    return quant.export_onnx(task.model, path, runtime=runtime, example_inputs=example, verify=verify, **forms)
 
 
-def row(name: str, task: Task, folder: Path, rounds: int) -> tuple[str, ...]:
+def row(name: str, task: Task, folder: Path, rounds: int, **forms: str) -> tuple[str, ...]:
     """One line of the table."""
     wanted, ours = tensors(task.original(*task.inputs)), tensors(task.model(*task.inputs))
-    report = exported(task, folder / "ort.onnx", "ort", task.inputs)
+    report = exported(task, folder / "ort.onnx", "ort", task.inputs, **forms)
     assert report.verification is not None
     integers, total, floats = nodes(report.verification.kernels)
     calls: list[Callable[[], object]] = [lambda: task.model(*task.inputs)]
@@ -117,6 +117,8 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", default="", help="a part of a model's name")
     parser.add_argument("--rounds", type=int, default=25)
+    parser.add_argument("--target", default="vnni", help="of ONNX Runtime's files: vnni (the default) or avx2")
+    parser.add_argument("--recurrent", default="exact", help="form of recurrent layers: exact (the default) or fast")
     options = parser.parse_args()
     torch.set_num_threads(1)
     rows, failed = [], 0
@@ -126,7 +128,8 @@ def main() -> int:
         torch.manual_seed(0)
         try:
             with tempfile.TemporaryDirectory() as folder, torch.no_grad():
-                rows.append(row(name, make(), Path(folder), options.rounds))
+                forms = {"target": options.target, "recurrent": options.recurrent}
+                rows.append(row(name, make(), Path(folder), options.rounds, **forms))
         except (RuntimeError, ValueError) as problem:
             failed += 1
             print(f"{name}: {problem}", file=sys.stderr)

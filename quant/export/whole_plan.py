@@ -20,6 +20,7 @@ from quant.kernels.reference_plan import HEADER
 from quant.runtime.instructions import Instruction
 from quant.runtime.layers.narrow_bytes import HasGroups, with_bytes
 from quant.runtime.layers.quant_module import QuantModule
+from quant.runtime.layers.weighted import StaticLayer
 from quant.runtime.names import child_of
 from quant.runtime.objects import Result
 from quant.runtime.program import Program
@@ -141,6 +142,17 @@ def _only_runner(model: nn.Module, units: list[str]) -> ProgramRunner:
 
 def _captured(model: nn.Module, example_inputs: Any) -> ProgramRunner:
     """The runner of a model whose dynamic layers are all that is int8 of it, captured for this."""
+    alone = [name for name, module in model.named_modules() if isinstance(module, StaticLayer)]
+    if alone == [""]:
+        raise ExportError(
+            f"{type(model).__name__} is an int8 layer with calibrated ranges, and no program says what runs around it: "
+            "quantise nn.Sequential(layer), or the model that it is part of"
+        )
+    if alone:
+        raise ExportError(
+            f"{type(model).__name__} is not one program: its own Python runs around {listed(alone)}; quant.summary "
+            "names the islands"
+        )
     if not any(isinstance(module, QuantModule) for module in model.modules()):
         raise ExportError(f"{type(model).__name__} holds no int8 module; quantise it first")
     if example_inputs is None:

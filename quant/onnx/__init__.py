@@ -7,10 +7,12 @@ where a file is read or written.
 over the values of `load_values.py`, and `load_plan.py` writes the lines.
 
 `export.py` is the door for writing. `graph_writer.py` holds the nodes so far; `int8_layers.py`, `integer_steps.py` and
-`moves.py` write what computes and moves integers, `arithmetic_calls.py` and `layer_calls.py` the model's calls in
-float, which `call.py` reads, `recurrent_layers.py` what has states, and `sizes.py` computes with sizes, of which
+`moves.py` write what computes and moves integers, `arithmetic_calls.py`, `layer_calls.py`, `window_calls.py`,
+`embedding_calls.py`, `sorting_calls.py` and `places_calls.py` the model's calls in float, which `call.py` reads,
+`recurrent_layers.py` and `recurrent_steps.py` what has states, and `sizes.py` computes with sizes, of which
 `varying_sizes.py` finds those that a capture did not see vary. `runtimes.py` says what the runtimes ask for,
-`export_report.py` prints what became of each step, and `verify.py` runs the file beside the model.
+`integer_weights.py` what processors do, `export_report.py` prints what became of each step, and `verify.py` runs the
+file beside the model; `verify_file.py` does that with a file of some time ago.
 
 `functions.py` is shared: the functions of one value that ONNX and torch both have.
 """
@@ -21,6 +23,7 @@ from quant.onnx.export_report import ExportReport, StepDifference, Verification
 from quant.onnx.graph_writer import GraphWriter, StepForm
 from quant.onnx.integer_steps import KernelStep, writes_kernel
 from quant.onnx.load import load_onnx
+from quant.onnx.verify_file import verify_onnx
 
 __all__ = [
     "ExportReport",
@@ -32,6 +35,7 @@ __all__ = [
     "WrittenCall",
     "export_onnx",
     "load_onnx",
+    "verify_onnx",
     "writes_call",
     "writes_kernel",
 ]

@@ -21,6 +21,9 @@ from quant.onnx.sizes import ARITHMETIC, computed, is_number, scalar, sizes_of, 
 @writes_call("getattr")
 def _getattr(call: WrittenCall) -> Any:
     name, source = call.args[1], call.raw(0, "input")
+    held = call.get(0, "input")
+    if isinstance(held, tuple) and name in getattr(held, "_fields", ()):
+        return getattr(held, name)
     if name == "shape":
         return _sizes(call)
     if name == "dtype":
@@ -138,11 +141,22 @@ def _binary(call: WrittenCall) -> Any:
         raise NotWritten(f"computes {name} of sizes")
     if call.raw(2, "alpha") not in (None, 1) or call.kwargs.get("rounding_mode") is not None:
         raise NotWritten(f"{name} with an alpha or a rounding mode")
-    if name in ("floordiv", "mod", "remainder"):
+    if name in ("mod", "remainder"):
+        return _remainder(call, values)
+    if name == "floordiv":
         raise NotWritten(f"{name} of tensors")
     dtype = call.dtype if name == "div" else _operand_dtype(call)
     names = [as_tensor(writer, one, dtype or torch.float32) for one in values]
     return _like_largest(call, writer.node(BINARY[name], *names))
+
+
+def _remainder(call: WrittenCall, values: list[Any]) -> str:
+    """Of whole numbers, with the sign of the divisor as in Python; ONNX takes that of the dividend for floats."""
+    dtype = _operand_dtype(call)
+    if dtype.is_floating_point or dtype == torch.bool:
+        raise NotWritten("takes the remainder of reals")
+    names = [as_tensor(call.writer, one, dtype) for one in values]
+    return _like_largest(call, call.writer.is_dtype(call.writer.node("Mod", *names), dtype))
 
 
 @writes_call(*COMPARED, "ne")
@@ -376,15 +390,6 @@ def _cumsum(call: WrittenCall) -> str:
     x = cast(writer, call.get(0, "input"), call.dtype or torch.float32)
     axis = writer.constant(torch.tensor(call.get(1, "dim")), "axis")
     return writer.same_sizes(writer.node("CumSum", x, axis), x)
-
-
-@writes_call("argmax")
-def _argmax(call: WrittenCall) -> str:
-    dim = call.get(1, "dim")
-    if dim is None:
-        raise NotWritten("argmax over all dimensions")
-    axis = dim % call.rank()
-    return call.writer.node("ArgMax", call.get(0, "input"), axis=axis, keepdims=bool(call.get(2, "keepdim", False)))
 
 
 @writes_call("softmax", "log_softmax")

@@ -105,6 +105,10 @@ MODULES: dict[type[nn.Module], tuple[str, tuple[str, ...]]] = {
         ("convolution", ("weight", "bias", "stride", "padding", "dilation", "groups", "padding_mode")),
     ),
     **dict.fromkeys(
+        (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d),
+        ("conv_transpose", ("weight", "bias", "stride", "padding", "output_padding", "groups", "dilation")),
+    ),
+    **dict.fromkeys(
         (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d),
         ("batch_norm", ("running_mean", "running_var", "weight", "bias", "training", "momentum", "eps")),
     ),
@@ -213,6 +217,7 @@ SPELLINGS = {
     "floor_divide": "floordiv", "radd": "add", "rmul": "mul", "alpha_dropout": "dropout", "dropout1d": "dropout",
     **{f"{name}{dims}d": name for name in ("max_pool", "avg_pool", "adaptive_avg_pool") for dims in (1, 2, 3)},
     **{f"conv{dims}d": "convolution" for dims in (1, 2, 3)},
+    **{f"conv_transpose{dims}d": "conv_transpose" for dims in (1, 2, 3)},
     "dropout2d": "dropout", "dropout3d": "dropout", "feature_dropout": "dropout", "unsafe_chunk": "chunk",
 }  # fmt: skip
 """Other names of the same functions."""

@@ -13,7 +13,15 @@ from torch import Tensor, nn
 
 from quant.export.naming import MOST_NAMED, listed, named_leaves
 from quant.export.whole_plan import ExportError, runner_of
-from quant.onnx import arithmetic_calls, dynamic_linear, layer_calls, window_calls  # noqa: F401  # they register the calls that they write
+from quant.onnx import (  # noqa: F401  # they register the calls that they write
+    arithmetic_calls,
+    dynamic_linear,
+    embedding_calls,
+    layer_calls,
+    places_calls,
+    sorting_calls,
+    window_calls,
+)
 from quant.onnx import file as onnx_file
 from quant.onnx.call import CALLS, call_of
 from quant.onnx.export_report import ExportReport
@@ -23,7 +31,7 @@ from quant.onnx.graph_writer import OPSET, GraphWriter, NotWritten
 from quant.onnx.int8_layers import write_layer
 from quant.onnx.integer_steps import KERNELS, KernelStep
 from quant.onnx.moves import MOVES
-from quant.onnx.recurrent_layers import DOMAINS, first_output, write_recurrent
+from quant.onnx.recurrent_layers import DOMAINS, FORMS, first_output, write_recurrent
 from quant.onnx.runtimes import RUNTIMES, TARGETS, Runtime
 from quant.onnx.varying_sizes import varying_sizes
 from quant.onnx.verify import verified
@@ -39,13 +47,8 @@ from quant.runtime.instructions import (
     TakeSequence,
 )
 from quant.runtime.layers.products import ConvProduct
-from quant.runtime.layers.weighted import StaticLayer
 from quant.runtime.program import Program
-from quant.runtime.program_runner import ProgramRunner
 from quant.runtime.trees import Attr, Ref
-
-LARGEST_PAIRED = 32767 // (2 * 255)
-"""The largest weight of which two times a uint8 fit 16 bits, whichever a runtime adds."""
 
 VALUES = (Ref, Attr, Tensor)
 """What a file returns; flags and dtypes beside it are only noted."""
@@ -60,6 +63,7 @@ def export_onnx(
     *,
     runtime: str = "ort",
     target: str = "vnni",
+    recurrent: str = "exact",
     example_inputs: Any = None,
     verify: bool | Tensor | Sequence[Any] | Mapping[str, Any] = False,
 ) -> ExportReport:
@@ -77,8 +81,14 @@ def export_onnx(
         runtime: which runtime the file is for, where no form serves all: "ort" (ONNX Runtime), "openvino" or
             "tensorrt". The last wants symmetric activations, from `QConfig(activation_symmetric=True)`.
         target: "vnni" for processors that add four products of 8 bits at once (AVX-512 VNNI, AVX-VNNI, AMX, ARM).
-            "avx2" for older ones, where ONNX Runtime's sums of two products overflow 16 bits with int8 weights: it
-            refuses weights that can, so the model has to be made with `QConfig(weight_bits=7)`.
+            "avx2" for older ones, where a runtime's sums of two products overflow 16 bits with int8 weights: those that
+            can are written as uint8, whose products are exact there, and slower than those of
+            `QConfig(weight_bits=7)`, which cannot overflow. Other runtimes have no kernels for them, and they are
+            refused.
+        recurrent: how int8 recurrent layers are written: "exact", as the products of integers and the steps that the
+            model computes, in a Scan; or "fast", as the operators of recurrent layers that runtimes have: for an LSTM
+            ONNX Runtime's DynamicQuantizeLSTM with the model's int8 weights and ranges of each call, for others
+            ONNX's with float weights.
         example_inputs: a call with which a model from `quant.quantize_dynamic` is captured, as of `quant.prepare`.
         verify: run the file where its runtime is installed, and compare outputs and every uint8 value with the
             model's: on random inputs for True, or on a call of the model, given as `quant.prepare` takes it (a tensor,
@@ -96,12 +106,13 @@ def export_onnx(
     Source: https://onnx.ai/onnx/operators/ (QuantizeLinear, DequantizeLinear).
     """
     onnx_file.package("quant.export_onnx: writing ONNX files")
-    file, writer = file_of(model, runtime, target, example_inputs)
+    file, writer = file_of(model, runtime, target, example_inputs, recurrent)
     further = {node.domain for node in file.nodes} - {""}
     write_onnx(file, path, {"": OPSET, **{domain: DOMAINS[domain] for domain in further}})
     report = ExportReport(
         path=str(path), runtime=writer.runtime.title, target=target, opset=OPSET, bytes=Path(path).stat().st_size,
-        steps=tuple(writer.forms), overflowing=_overflowing(writer.runner), notes=_notes(writer.program),
+        steps=tuple(writer.forms), overflowing=_once(writer.overflowing), unsigned=_once(writer.unsigned),
+        notes=_notes(writer.program),
     )  # fmt: skip
     if verify is False:
         return report
@@ -109,48 +120,36 @@ def export_onnx(
 
 
 def file_of(
-    model: nn.Module, runtime: str = "ort", target: str = "vnni", example_inputs: Any = None
+    model: nn.Module,
+    runtime: str = "ort",
+    target: str = "vnni",
+    example_inputs: Any = None,
+    recurrent: str = "exact",
 ) -> tuple[OnnxFile, GraphWriter]:
     """The file that `export_onnx` writes, and the writer that knows its values by those of the program."""
-    chosen, runner = _chosen(runtime, target), runner_of(model, example_inputs)
-    overflowing = _overflowing(runner)
-    _check_target(target, overflowing)
-    _check_ranges(chosen, runner.program)
-    writer = GraphWriter(runner, chosen, varying=varying_sizes(runner))
-    return _written(writer, _metadata(chosen, target, overflowing)), writer
+    for name, chosen, known in (("runtime", runtime, RUNTIMES), ("target", target, TARGETS),
+                                ("recurrent", recurrent, FORMS)):  # fmt: skip
+        if chosen not in known:
+            raise ValueError(f"quant.export_onnx: {name} is {chosen!r}, expected one of {', '.join(map(repr, known))}")
+    runner = runner_of(model, example_inputs)
+    _check_ranges(RUNTIMES[runtime], runner.program)
+    writer = GraphWriter(runner, RUNTIMES[runtime], target, recurrent, varying=varying_sizes(runner))
+    file = _written(writer)
+    _check_target(writer)
+    return dataclasses.replace(file, metadata=_metadata(writer)), writer
 
 
-def _chosen(runtime: str, target: str) -> Runtime:
-    if runtime not in RUNTIMES:
-        raise ValueError(f"quant.export_onnx: runtime is {runtime!r}, expected one of {', '.join(map(repr, RUNTIMES))}")
-    if target not in TARGETS:
-        raise ValueError(f"quant.export_onnx: target is {target!r}, expected one of {', '.join(map(repr, TARGETS))}")
-    return RUNTIMES[runtime]
+def _once(steps: Sequence[str]) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(steps))
 
 
-def _layers(program: Program, runner: ProgramRunner) -> dict[str, StaticLayer]:
-    calls = [one for one in program.instructions if isinstance(one, LayerCall)]
-    found: dict[str, Any] = {one.step: runner.layer(one.layer) for one in calls}
-    return {step: layer for step, layer in found.items() if isinstance(layer, StaticLayer)}
-
-
-def _overflowing(runner: ProgramRunner) -> tuple[str, ...]:
-    """The layers whose pairs of products may not fit 16 bits."""
-    layers = _layers(runner.program, runner)
-    return tuple(
-        step
-        for step, layer in layers.items()
-        if layer.q_weight.numel() and int(layer.q_weight.to(torch.int16).abs().max()) > LARGEST_PAIRED
-    )
-
-
-def _check_target(target: str, overflowing: Sequence[str]) -> None:
-    if target == "avx2" and overflowing:
+def _check_target(writer: GraphWriter) -> None:
+    if writer.target == "avx2" and writer.overflowing:
         raise ExportError(
-            f"quant.export_onnx: target='avx2': the weights of {_quoted(overflowing)} can overflow the 16 bits in "
-            "which such processors add two products: quantise the float model with "
-            "quant.Recipe(default=quant.QConfig(weight_bits=7)); int8 weights rounded afterwards would err twice as "
-            "much"
+            f"quant.export_onnx: target='avx2': the weights of {_quoted(writer.overflowing)} can overflow the 16 bits "
+            f"in which such processors add two products, and {writer.runtime.title} has no other kernel for them: "
+            "quantise the float model with quant.Recipe(default=quant.QConfig(weight_bits=7)); int8 weights rounded "
+            "afterwards would err twice as much"
         )
 
 
@@ -177,10 +176,10 @@ def _quoted(names: Sequence[str]) -> str:
     return listed(dict.fromkeys(f"'{name}'" for name in names))
 
 
-def _metadata(runtime: Runtime, target: str, overflowing: Sequence[str]) -> dict[str, str]:
-    known = {"octet.runtime": runtime.name, "octet.target": target}
-    if overflowing:
-        known["octet.saturates_without_vnni"] = ", ".join(overflowing)
+def _metadata(writer: GraphWriter) -> dict[str, str]:
+    known = {"octet.runtime": writer.runtime.name, "octet.target": writer.target, "octet.recurrent": writer.recurrent}
+    if writer.overflowing:
+        known["octet.saturates_without_vnni"] = ", ".join(_once(writer.overflowing))
     return known
 
 
@@ -198,7 +197,7 @@ def _notes(program: Program) -> tuple[str, ...]:
     return tuple(notes)
 
 
-def _written(writer: GraphWriter, metadata: Mapping[str, str]) -> OnnxFile:
+def _written(writer: GraphWriter) -> OnnxFile:
     """The file of a program.
 
     Raises:
@@ -221,7 +220,7 @@ def _written(writer: GraphWriter, metadata: Mapping[str, str]) -> OnnxFile:
     nodes = with_folded_pads(_live(writer.nodes, labels), writer.constants, labels)
     read = {name for node in nodes for name in node.inputs}
     constants = {name: tensor for name, tensor in writer.constants.items() if name in read}
-    return OnnxFile(tuple(nodes), constants, tuple(inputs), tuple(labels), kinds, metadata)
+    return OnnxFile(tuple(nodes), constants, tuple(inputs), tuple(labels), kinds)
 
 
 def _input(writer: GraphWriter, register: int, kinds: dict[str, TensorKind]) -> str:

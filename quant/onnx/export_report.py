@@ -31,14 +31,16 @@ class Verification:
     Attributes:
         ran_in: the runtime, with its version.
         outputs: by name: the relative error (L2) of the file's output against the model's; 0 for the same bits.
-        steps: of each uint8 value of the program, in order.
+        steps: of each uint8 value of the program, in order, and of each that a dynamic layer rounds its input to.
         kernels: how many nodes of each kind the runtime's optimised graph has; empty where it does not say.
+        saturating: layers whose sums may overflow 16 bits in the processor that ran the file, which adds them so.
     """
 
     ran_in: str
     outputs: Mapping[str, float]
     steps: tuple[StepDifference, ...]
     kernels: Mapping[str, int]
+    saturating: tuple[str, ...] = ()
 
     @property
     def same_bits(self) -> bool:
@@ -49,8 +51,16 @@ class Verification:
         errors = ", ".join(f"{name} {error:.2g}" for name, error in self.outputs.items())
         said = "the model's outputs, to the bit" if self.same_bits else f"relative error of outputs: {errors}"
         lines = [f"{self.ran_in}: {said}"]
+        if self.saturating:
+            lines.append(
+                f"THIS PROCESSOR adds two products in 16 bits, and {len(self.saturating)} layers can overflow them "
+                f"({', '.join(self.saturating[:4])}{', ...' * (len(self.saturating) > 4)}): export with target='avx2'"
+            )
         differing = [one for one in self.steps if one.differing]
-        lines.append(f"{len(self.steps) - len(differing)} of {len(self.steps)} uint8 values are the same")
+        same = f"{len(self.steps) - len(differing)} of {len(self.steps)} uint8 values are the same"
+        lines.append(
+            same if self.steps else "the model rounds nothing to uint8 that the file shows: outputs alone are compared"
+        )
         lines += [f"  {one.step}: {one.differing:.3%} differ, by at most {one.largest}" for one in differing]
         if self.kernels:
             counted = ", ".join(f"{count} {kind}" for kind, count in sorted(self.kernels.items()))
@@ -67,10 +77,11 @@ class ExportReport:
         runtime, target: what it is for.
         opset: the version of ONNX's operators.
         steps: what each became, in order.
-        overflowing: layers whose int8 weights make ONNX Runtime's sums of two products overflow on processors
-            without VNNI.
+        overflowing: layers whose int8 weights make a runtime's sums of two products overflow on processors without
+            VNNI.
         notes: what the model checks or returns, and the file does not.
         verification: the comparison with the model, where it was asked for.
+        unsigned: layers whose weights are uint8, for processors without VNNI.
     """
 
     path: str
@@ -82,6 +93,7 @@ class ExportReport:
     overflowing: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
     verification: Verification | None = None
+    unsigned: tuple[str, ...] = ()
 
     def __getitem__(self, step: str) -> StepForm:
         for one in self.steps:
@@ -110,9 +122,15 @@ class ExportReport:
         if self.overflowing:
             count = len(self.overflowing)
             lines.append(
-                f"WITHOUT VNNI {count} layer{'s' * (count > 1)} can overflow 16 bits in ONNX Runtime "
-                f"({', '.join(self.overflowing[:4])}{', ...' * (count > 4)}): for such processors make the model with "
-                "QConfig(weight_bits=7) and export it with target='avx2'"
+                f"WITHOUT VNNI {count} layer{'s' * (count > 1)} can overflow 16 bits in {self.runtime} "
+                f"({', '.join(self.overflowing[:4])}{', ...' * (count > 4)}): export for such processors with "
+                "target='avx2'"
+            )
+        if self.unsigned:
+            count = len(self.unsigned)
+            lines.append(
+                f"uint8 weights in {count} layer{'s' * (count > 1)}, which are exact without VNNI and slower than "
+                "int8: a model made with QConfig(weight_bits=7) needs none"
             )
         lines += [f"not in the file: {note}" for note in self.notes]
         if self.verification is not None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -52,6 +52,21 @@ class TensorKind:
 
 
 @dataclass(frozen=True)
+class Body:
+    """A graph that a node runs, as an attribute; it reads its own inputs and constants alone.
+
+    Attributes:
+        nodes, constants: as of a file.
+        inputs, outputs: names of float32 tensors, in order.
+    """
+
+    nodes: tuple[Node, ...]
+    constants: Mapping[str, Tensor]
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+
+
+@dataclass(frozen=True)
 class OnnxFile:
     """A model.
 
@@ -60,7 +75,7 @@ class OnnxFile:
         constants: tensors by name: initializers, and what Constant nodes give.
         inputs, outputs: names of values, in order.
         kinds: of inputs, and of outputs where the file is written.
-        metadata: texts by name, where the file is written.
+        metadata: texts by name.
     """
 
     nodes: tuple[Node, ...]
@@ -84,7 +99,8 @@ def read_onnx(path: str | PathLike[str]) -> OnnxFile:
         raise FileNotFoundError(f"quant.load_onnx: there is no file {str(path)!r}")
     try:
         model = onnx.load(str(path))
-        return _read(onnx, model.graph, _checked_version(model))
+        file = _read(onnx, model.graph, _checked_version(model))
+        return replace(file, metadata={one.key: one.value for one in model.metadata_props})
     except Exception as error:  # protobuf's own, and numpy's of tensors that are not what they say
         raise ValueError(f"quant.load_onnx: {path} is no ONNX model that can be read: {error}") from error
 
@@ -109,7 +125,14 @@ def _read(onnx: Any, graph: Any, version: int) -> OnnxFile:
     if not graph.output:
         raise ValueError("it has no outputs")
     _check_names(graph)
-    flattening = FLATTENING if version < 13 else {}
+    nodes, constants = _nodes(onnx, graph, FLATTENING if version < 13 else {})
+    given = [one for one in graph.input if one.name not in constants]
+    kinds = {one.name: _kind(one) for one in given}
+    return OnnxFile(nodes, constants, tuple(kinds), tuple(one.name for one in graph.output), kinds)
+
+
+def _nodes(onnx: Any, graph: Any, named: Mapping[str, str]) -> tuple[tuple[Node, ...], dict[str, Tensor]]:
+    """The nodes of a graph, some operators under other names, and its constants."""
     constants = {one.name: _tensor(onnx, one, one.name) for one in graph.initializer}
     nodes = []
     for one in graph.node:
@@ -118,11 +141,9 @@ def _read(onnx: Any, graph: Any, version: int) -> OnnxFile:
         if one.op_type == "Constant" and one.output:
             constants[one.output[0]] = _constant(attributes, name)
         else:
-            op = flattening.get(one.op_type, one.op_type)
+            op = named.get(one.op_type, one.op_type)
             nodes.append(Node(name, op, tuple(one.input), tuple(one.output), attributes, one.domain))
-    given = [one for one in graph.input if one.name not in constants]
-    kinds = {one.name: _kind(one) for one in given}
-    return OnnxFile(tuple(nodes), constants, tuple(kinds), tuple(one.name for one in graph.output), kinds)
+    return tuple(nodes), constants
 
 
 def _check_names(graph: Any) -> None:
@@ -139,6 +160,9 @@ def _check_names(graph: Any) -> None:
 
 def _attribute(onnx: Any, attribute: Any) -> Any:
     value = onnx.helper.get_attribute_value(attribute)
+    if isinstance(value, onnx.GraphProto):
+        body = _nodes(onnx, value, {})
+        return Body(*body, tuple(one.name for one in value.input), tuple(one.name for one in value.output))
     return _tensor(onnx, value, attribute.name) if isinstance(value, onnx.TensorProto) else value
 
 
@@ -182,24 +206,33 @@ def write_onnx(file: OnnxFile, path: str | PathLike[str], opsets: Mapping[str, i
         ImportError: onnx is not installed.
     """
     onnx = package("quant.export_onnx: writing ONNX files")
-    nodes = [
-        onnx.helper.make_node(one.op, one.inputs, one.outputs, one.name, domain=one.domain, **one.attributes)
-        for one in file.nodes
-    ]
-    constants = [onnx.numpy_helper.from_array(tensor.numpy(), name) for name, tensor in file.constants.items()]
-
-    def described(name: str) -> Any:
-        kind = file.kinds[name]
-        return onnx.helper.make_tensor_value_info(name, DTYPES[kind.dtype], kind.shape)
-
-    inputs, outputs = ([described(name) for name in names] for names in (file.inputs, file.outputs))
-    graph = onnx.helper.make_graph(nodes, "octet", inputs, outputs, constants)
+    graph = _graph(onnx, "octet", file, file.kinds)
     imports = [onnx.helper.make_opsetid(domain, version) for domain, version in opsets.items()]
     model = onnx.helper.make_model(graph, opset_imports=imports, producer_name="octet-quant")
     model.ir_version = IR_VERSION
     onnx.helper.set_model_props(model, dict(file.metadata))
     onnx.checker.check_model(model)
     replace_file(Path(path), model.SerializeToString(), "quant.export_onnx")
+
+
+def _graph(onnx: Any, name: str, part: OnnxFile | Body, kinds: Mapping[str, TensorKind]) -> Any:
+    """The package's form of a file's graph, or of a body."""
+
+    def attribute(key: str, value: Any) -> Any:
+        return _graph(onnx, key, value, {}) if isinstance(value, Body) else value
+
+    def described(value: str) -> Any:
+        kind = kinds.get(value, TensorKind(torch.float32, None))
+        return onnx.helper.make_tensor_value_info(value, DTYPES[kind.dtype], kind.shape)
+
+    nodes = [
+        onnx.helper.make_node(one.op, one.inputs, one.outputs, one.name, domain=one.domain,
+                              **{key: attribute(key, value) for key, value in one.attributes.items()})
+        for one in part.nodes
+    ]  # fmt: skip
+    constants = [onnx.numpy_helper.from_array(tensor.numpy(), key) for key, tensor in part.constants.items()]
+    inputs, outputs = ([described(one) for one in names] for names in (part.inputs, part.outputs))
+    return onnx.helper.make_graph(nodes, name, inputs, outputs, constants)
 
 
 def package(what: str) -> Any:

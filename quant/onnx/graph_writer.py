@@ -6,7 +6,8 @@ the pattern which runtimes join into integer kernels.
 
 from __future__ import annotations
 
-from collections.abc import Sequence, Set
+from collections.abc import Iterator, Sequence, Set
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -66,31 +67,57 @@ class StepForm:
     moves: bool = False
 
 
+@dataclass(frozen=True)
+class DynamicInput:
+    """The integers of a layer whose input is quantised at each call.
+
+    Attributes:
+        name: of the uint8 tensor in the file.
+        source: the register that is quantised.
+        columns: float32 (K,), by which it is multiplied first, or None.
+        per_row: whether each row has a range of its own.
+    """
+
+    name: str
+    source: int
+    columns: Tensor | None
+    per_row: bool
+
+
 @dataclass
 class GraphWriter:
     """Collects the nodes and constants of a file.
 
     Attributes:
         runner: what is exported.
-        runtime: which runtime the file is for.
+        runtime, target: which runtime and processors the file is for.
+        recurrent: how recurrent layers are written: "exact" or "fast".
         nodes, constants: so far.
         names: register of a tensor -> its name in the file.
         held: register of what is no tensor -> nested numbers, `Dimension`, `Count`, names of tensors, and others.
         held_sizes: size of a tensor -> the int64 value of the file that it is.
-        quantized_rows: float tensor -> uint8 integers, scales and zero points of its rows.
+        quantized_rows: float tensor -> integers, scales and zero points of its rows, by their bits.
+        dynamic_inputs: the integers of dynamic layers, by the step that wrote them first.
+        overflowing: steps whose weights may overflow 16 bits on processors without VNNI.
+        unsigned: steps whose weights are uint8, so that they do not.
         step: the step that is written now; a prefix of names.
         varying: register and axis of sizes that differ between calls, beside the program's symbols.
     """
 
     runner: ProgramRunner
     runtime: Runtime
+    target: str = "vnni"
+    recurrent: str = "exact"
     nodes: list[Node] = field(default_factory=list)
     constants: dict[str, Tensor] = field(default_factory=dict)
     names: dict[int, str] = field(default_factory=dict)
     held: dict[int, Any] = field(default_factory=dict)
     held_sizes: dict[tuple[str, int], str] = field(default_factory=dict)
     forms: list[StepForm] = field(default_factory=list)
-    quantized_rows: dict[str, tuple[str, str, str]] = field(default_factory=dict)
+    quantized_rows: dict[tuple[str, int], tuple[tuple[str, ...], str, tuple[str, ...]]] = field(default_factory=dict)
+    dynamic_inputs: dict[str, DynamicInput] = field(default_factory=dict)
+    overflowing: list[str] = field(default_factory=list)
+    unsigned: list[str] = field(default_factory=list)
     step: str = ""
     varying: Set[tuple[int, int]] = frozenset()
     _taken: set[str] = field(default_factory=set)
@@ -158,6 +185,20 @@ class GraphWriter:
             self._parameters[path] = name
         return self._parameters[path]
 
+    @contextmanager
+    def apart(self) -> Iterator[tuple[list[Node], dict[str, Tensor]]]:
+        """Collect the nodes and constants of a node's body, which sees none of the file's.
+
+        Gives the lists that they are collected in.
+        """
+        kept = self.nodes, self.constants, self._ranges, self._parameters, self.held_sizes, self.quantized_rows
+        self.nodes, self.constants, self._ranges, self._parameters, self.held_sizes = [], {}, {}, {}, {}
+        self.quantized_rows = {}
+        try:
+            yield self.nodes, self.constants
+        finally:
+            self.nodes, self.constants, self._ranges, self._parameters, self.held_sizes, self.quantized_rows = kept
+
     # Values of the program.
 
     def take(self, value: Any, *, reals: bool = False) -> Any:
@@ -214,13 +255,22 @@ class GraphWriter:
         """The reals of an integer tensor."""
         return self.same_sizes(self.node("DequantizeLinear", name, *self.range_of(qparams)), name)
 
-    def rounded(self, name: str, qparams: tuple[float, int]) -> str:
+    def rounded(self, name: str, qparams: tuple[float, int], *, by_inverse: bool = False) -> str:
         """A float32 tensor as integers.
 
         Sizes that nothing before has are those of the integers: who asks for the shape of the reals keeps the runtime
         from joining their operator with the QuantizeLinear.
+
+        Args:
+            by_inverse: multiply by the inverse of the scale, as the model does it, where QuantizeLinear divides.
         """
-        done = self.node("QuantizeLinear", name, *self.range_of(qparams))
+        scale, zero_point = self.range_of(qparams)
+        if by_inverse:
+            inverse = self.constant(1.0 / torch.tensor(qparams[0], dtype=torch.float32), "inverse_scale")
+            scaled, one = self.node("Mul", name, inverse), self.constant(torch.tensor(1.0), "one")
+            done = self.node("QuantizeLinear", scaled, one, zero_point)
+        else:
+            done = self.node("QuantizeLinear", name, scale, zero_point)
         for axis in range(MOST_DIMENSIONS):
             first = self.origin(Dimension(name, axis))
             if first == (name, axis):

@@ -12,6 +12,7 @@ from torch import Tensor
 from quant.kernels.reference_plan import Register
 from quant.onnx.graph_writer import Dimension, GraphWriter, NotWritten
 from quant.onnx.integer_steps import padding
+from quant.onnx.integer_weights import dequantized_weight
 from quant.onnx.sizes import reshaped, sizes_of
 from quant.runtime.instructions import LayerCall
 from quant.runtime.layers.polyphase import Polyphase
@@ -37,9 +38,7 @@ class Operands:
 
     def inputs(self, writer: GraphWriter, axis: int = 0) -> list[str]:
         """The dequantised weight and bias."""
-        zeros = torch.zeros(len(self.scale), dtype=torch.int8)
-        weight = [writer.constant(self.q_weight, "weight"), writer.constant(self.scale, "weight_scale")]
-        inputs = [writer.node("DequantizeLinear", *weight, writer.constant(zeros, "weight_zero_point"), axis=axis)]
+        inputs = [dequantized_weight(writer, self.q_weight, self.scale, axis)]
         if self.q_bias is not None:
             scale = writer.constant(self.input_scale * self.scale, "bias_scale")
             zero = writer.constant(torch.zeros(len(self.scale), dtype=torch.int32), "bias_zero_point")

@@ -18,9 +18,11 @@ import torch
 from torch import Tensor
 
 from quant.kernels.reference_ops import OPS
+from quant.onnx.adaptive_pools import adaptive_mean
 from quant.onnx.functions import Applied, function_of_table
 from quant.onnx.graph_writer import GraphWriter, NotWritten
 from quant.onnx.registries import registering
+from quant.onnx.sizes import vector
 from quant.runtime.instructions import Conversion, KernelCall
 from quant.runtime.trees import Ref
 
@@ -77,7 +79,12 @@ def writes_kernel(*names: str) -> Callable[[WriteKernel], WriteKernel]:
 
 @writes_kernel("quantize")
 def _quantize(writer: GraphWriter, step: KernelStep) -> None:
-    writer.leave(writer.names[step.register("x")], step.out)
+    """An input is the same float in both, and rounded alike; computed floats differ in their last bits anyway."""
+    source, qparams = step.register("x"), writer.program.values[step.out].qparams
+    if writer.runtime.rounds_by_inverse and source in writer.program.inputs and qparams is not None:
+        writer.names[step.out] = writer.rounded(writer.names[source], qparams, by_inverse=True)
+    else:
+        writer.leave(writer.names[source], step.out)
 
 
 @writes_kernel("dequantize")
@@ -158,8 +165,27 @@ def _adaptive_avg_pool(writer: GraphWriter, step: KernelStep) -> None:
     if set(size) == {1}:
         _from_one(writer, step, "GlobalAveragePool", "QLinearGlobalAveragePool")
         return
+    source = step.register()
+    if not _tiles(writer, source, size):
+        _uneven_mean(writer, step, size)
+        return
     window = _windows_that_tile(writer, step, size)
     _from_one(writer, step, "AveragePool", "QLinearAveragePool", **window)
+
+
+def _uneven_mean(writer: GraphWriter, step: KernelStep, size: Sequence[int | None]) -> None:
+    """The integers' sums, exact in float32, times the multiplier, as the kernel does it."""
+    source, values = step.register(), writer.program.values
+    before, after = values[source].qparams, values[step.out].qparams
+    assert before is not None
+    assert after is not None
+    one = torch.tensor(1.0)
+    integers = writer.read_again(writer.names[source], (1.0, before[1]))
+    mean = adaptive_mean(writer, integers, writer.shape(source)[-len(size) :], size)
+    scaled = writer.node("Mul", mean, writer.constant(one * step["multiplier"], "multiplier"))
+    done = writer.rounded(scaled, (1.0, after[1]))
+    writer.names[step.out] = writer.same_sizes(done, writer.names[source], count=2)
+    writer.tell(False, "MatMul with windows of ones, of reals", step.kernel)
 
 
 @writes_kernel("adaptive_max_pool")
@@ -171,10 +197,17 @@ def _adaptive_max_pool(writer: GraphWriter, step: KernelStep) -> None:
     _from_one(writer, step, "MaxPool", "MaxPool of integers", **_windows_that_tile(writer, step, size))
 
 
+def _tiles(writer: GraphWriter, source: int, size: Sequence[int | None]) -> bool:
+    """Whether windows of one size tile the input in all calls."""
+    inner = writer.shape(source)[-len(size) :]
+    sizes = [(one, one if out is None else out) for one, out in zip(inner, size, strict=True)]
+    return not any(one is None or not out or one % out for one, out in sizes)
+
+
 def _windows_that_tile(writer: GraphWriter, step: KernelStep, size: Sequence[int | None]) -> dict[str, Any]:
     inner = writer.shape(step.register())[-len(size) :]
     sizes = [(one, one if out is None else out) for one, out in zip(inner, size, strict=True)]
-    if any(one is None or not out or one % out for one, out in sizes):
+    if not _tiles(writer, step.register(), size):
         raise NotWritten(
             f"pools {list(inner)} to {list(size)}, expected sizes that are the same in all calls and multiples: "
             "other windows have unlike sizes, which ONNX has not"
@@ -214,7 +247,8 @@ def _pad(writer: GraphWriter, step: KernelStep) -> None:
     qparams = writer.program.values[source].qparams
     assert qparams is not None
     fill = (step["fill"] - qparams[1]) * qparams[0] if step["mode"] == "constant" else 0.0
-    padded = padding(writer, writer.dequantized(source), writer.rank(source), step["widths"], step["mode"], fill)
+    widths = writer.take(step["widths"])
+    padded = padding(writer, writer.dequantized(source), writer.rank(source), widths, step["mode"], fill)
     writer.leave(padded, step.out)
     writer.tell(True, "Pad", step.kernel, moves=True)
 
@@ -223,16 +257,14 @@ PAD_MODES = {"constant": "constant", "reflect": "reflect", "replicate": "edge"}
 """The modes of torch that ONNX has in this version."""
 
 
-def padding(writer: GraphWriter, name: str, rank: int, widths: Sequence[int], mode: str, fill: float = 0.0) -> str:
+def padding(writer: GraphWriter, name: str, rank: int, widths: Sequence[Any], mode: str, fill: float = 0.0) -> str:
     """A float32 tensor padded as torch does; `widths` begin with the last dimension."""
     if mode not in PAD_MODES:
         raise NotWritten(f"pads in the mode '{mode}', which ONNX has not; expected one of {', '.join(PAD_MODES)}")
-    if not all(isinstance(one, int) for one in widths):
-        raise NotWritten("pads by widths that are computed")
-    before, after = [0] * rank, [0] * rank
+    before, after = list[Any]([0] * rank), list[Any]([0] * rank)
     for place in range(len(widths) // 2):
         before[rank - 1 - place], after[rank - 1 - place] = widths[2 * place], widths[2 * place + 1]
-    ends = [writer.numbers([*before, *after], "pads")]
+    ends = [vector(writer, [*before, *after])]
     if mode == "constant" and fill:
         ends.append(writer.constant(torch.tensor(fill, dtype=torch.float32), "fill"))
     return writer.node("Pad", name, *ends, mode=PAD_MODES[mode])

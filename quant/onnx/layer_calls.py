@@ -1,12 +1,9 @@
-"""Calls that are layers of their own in float: products, embeddings, norms, attention, pads, resizing."""
+"""Calls that are layers of their own in float: products, norms, attention, pads, resizing."""
 
 from __future__ import annotations
 
 import torch
-from torch import Tensor
 
-from quant.kernels.tables import unpack_rows
-from quant.nn.embedding import Embedding, TiedEmbedding
 from quant.onnx.arithmetic_calls import cast
 from quant.onnx.call import WrittenCall, writes_call
 from quant.onnx.graph_writer import Dimension, GraphWriter, NotWritten
@@ -41,43 +38,6 @@ def _linear(call: WrittenCall) -> str:
     done = writer.node("MatMul", x, writer.node("Transpose", weight, perm=[1, 0]))
     done = done if bias is None else writer.node("Add", done, bias)
     return writer.same_sizes(done, x, count=call.rank() - 1)
-
-
-@writes_call("embedding")
-def _embedding(call: WrittenCall) -> str:
-    """F.embedding(indices, table): the indices are never padding in eval mode."""
-    indices, table = call.get(0, "input"), call.get(1, "weight")
-    if call.raw(3, "max_norm") is not None:
-        raise NotWritten("embedding with a max_norm")
-    return call.writer.same_sizes(call.writer.node("Gather", table, indices, axis=0), indices, count=call.rank())
-
-
-@writes_call("Embedding", "TiedEmbedding")
-def _int8_embedding(call: WrittenCall) -> str:
-    """Rows of small integers, gathered and dequantised by the scale and bias of each row."""
-    writer, module, indices = call.writer, call.module, call.get(0, "input")
-    if isinstance(module, TiedEmbedding) and module.columns is None:
-        integers, scale, bias = module.q_weight, module.scale.unsqueeze(1), None
-    elif isinstance(module, Embedding):
-        integers, scale, bias = _rows_apart(module)
-    else:
-        raise NotWritten(f"is a {type(module).__name__}, whose arithmetic is its own")
-
-    def gathered(tensor: Tensor, name: str) -> str:
-        return writer.node("Gather", writer.constant(tensor, name), indices, axis=0)
-
-    done = writer.node("Mul", writer.node("Cast", gathered(integers, "rows"), to=1), gathered(scale, "scale"))
-    done = done if bias is None else writer.node("Add", done, gathered(bias, "bias"))
-    return writer.same_sizes(done, indices, count=call.rank())
-
-
-def _rows_apart(table: Embedding) -> tuple[Tensor, Tensor, Tensor]:
-    """uint8 (rows, dim), and float32 (rows, 1) scales and biases."""
-    tail = 8 if table.bits == 8 else 4
-    numbers = table.rows[:, -tail:].clone().view(torch.float32 if table.bits == 8 else torch.float16).float()
-    scale, bias = numbers[:, :1], numbers[:, 1:]
-    reals = unpack_rows(table.rows, table.bits, table.embedding_dim)
-    return torch.round((reals - bias) / scale).to(torch.uint8), scale, bias
 
 
 # Norms.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 
 from torch import Tensor
 
@@ -15,11 +16,7 @@ def with_gelus(file: OnnxFile) -> OnnxFile:
 
     Nodes whose values are rounded on the way stay as they are: only reals that nothing else reads are left out.
     """
-    makers = {name: node for node in file.nodes for name in node.outputs}
-    readers: dict[str, list[Node]] = {}
-    for node in file.nodes:
-        for name in node.inputs:
-            readers.setdefault(name, []).append(node)
+    makers, readers = _ends(file)
     gelus = {
         last.outputs[0]: Node(last.name, "Gelu", (x,), last.outputs[:1], {})
         for node in file.nodes
@@ -29,7 +26,45 @@ def with_gelus(file: OnnxFile) -> OnnxFile:
     if not gelus:
         return file
     nodes = tuple(gelus.get(node.outputs[0], node) if node.outputs else node for node in file.nodes)
-    return OnnxFile(nodes, file.constants, file.inputs, file.outputs, file.kinds, file.metadata)
+    return replace(file, nodes=nodes)
+
+
+def with_roundings(file: OnnxFile) -> OnnxFile:
+    """The file with a QuantizeLinear for x / s - QuantizeLinear by 1, as `export_onnx` writes a model's inputs.
+
+    That is: x times a number, rounded by the scale 1, and read by a DequantizeLinear of which the number is the inverse
+    scale. Plans round by the inverse, so that it is one operation of theirs.
+    """
+    makers, readers = _ends(file)
+    changed: dict[str, Node] = {}
+    for node in file.nodes:
+        if node.op != "QuantizeLinear" or len(node.inputs) < 3 or not _is_one(node.inputs[1], file.constants):
+            continue
+        scaled = makers.get(node.inputs[0])
+        by = None if scaled is None or scaled.op != "Mul" else _with_number(scaled, file.constants)
+        scales = {one.inputs[1] for one in readers.get(node.outputs[0], []) if one.op == "DequantizeLinear"}
+        if by is None or len(scales) != 1 or node.outputs[0] in file.outputs:
+            continue
+        [scale] = scales
+        known = file.constants.get(scale)
+        if known is not None and _is_number(known) and float(1.0 / known.reshape(())) == by[1]:
+            changed[node.outputs[0]] = replace(node, inputs=(by[0], scale, *node.inputs[2:]))
+    nodes = tuple(changed.get(node.outputs[0], node) if node.outputs else node for node in file.nodes)
+    return replace(file, nodes=nodes)
+
+
+def _is_one(name: str, constants: Mapping[str, Tensor]) -> bool:
+    return name in constants and _is_number(constants[name]) and float(constants[name]) == 1.0
+
+
+def _ends(file: OnnxFile) -> tuple[dict[str, Node], dict[str, list[Node]]]:
+    """The node that makes each value, and those that read it."""
+    makers = {name: node for node in file.nodes for name in node.outputs}
+    readers: dict[str, list[Node]] = {}
+    for node in file.nodes:
+        for name in node.inputs:
+            readers.setdefault(name, []).append(node)
+    return makers, readers
 
 
 def _gelu(

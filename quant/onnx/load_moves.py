@@ -147,6 +147,8 @@ def _squeeze(plan: PlanWriter, node: Node) -> Value:
     if not axes or any(one < 0 for one in axes):
         raise NotTranslated(f"{node}: expected axes from the front")
     for axis in sorted(axes, reverse=node.op == "Squeeze"):
+        if node.op == "Squeeze":
+            plan.require_size(value, axis, 1)
         value = plan.move(value, node, node.op.lower(), dim=axis)
     return value
 
@@ -196,6 +198,7 @@ def _split(plan: PlanWriter, node: Node) -> tuple[Value, ...]:
     if not all(isinstance(one, int) for one in parts):
         raise NotTranslated(f"{node}: splits at sizes that are computed")
     ends = [sum(parts[: place + 1]) for place in range(len(parts))]
+    plan.require_size(value, axis, ends[-1])
     return tuple(
         plan.move(value, node, "slice", dim=axis, start=end - part, end=end, step=1)
         for end, part in zip(ends, parts, strict=True)

@@ -19,7 +19,7 @@ from quant.kernels.reference_plan import Register
 from quant.onnx import load_reals  # noqa: F401  # it registers the operators on reals
 from quant.onnx.file import Node, OnnxFile
 from quant.onnx.functions import IN_TORCH, OF_TWO
-from quant.onnx.load_fusions import with_gelus
+from quant.onnx.load_fusions import with_gelus, with_roundings
 from quant.onnx.load_moves import are_sizes, index_of_channels, size_arithmetic, sizes
 from quant.onnx.load_plan import FilePlan, NotTranslated, PlanWriter
 from quant.onnx.load_registry import OPERATORS, translates
@@ -55,7 +55,7 @@ def plan_of(file: OnnxFile) -> FilePlan:
             "it holds no QuantizeLinear and no DequantizeLinear, so nothing in it is int8; where it has QLinearConv "
             "or ConvInteger, quantise with QuantFormat.QDQ"
         )
-    return PlanWriter(with_gelus(file)).write(OPERATORS)
+    return PlanWriter(with_roundings(with_gelus(file))).write(OPERATORS)
 
 
 @translates("QuantizeLinear")
@@ -102,11 +102,11 @@ def _dequantize(plan: PlanWriter, node: Node) -> Value | tuple[Value, ...]:
     if isinstance(value, Held) and _has_channels(plan, node):
         return plan.in_float(node)
     own = _range(plan, node, isinstance(value, Integers) and value.signed)
-    if isinstance(value, Integers) and value.range == UNKNOWN:
-        return Dequantized(Integers(value.register, own))
-    if not isinstance(value, Integers) or value.range != own:
-        raise NotTranslated(f"{node}: expected the range that its input was quantised with")
-    return Dequantized(replace(value, signed=False))
+    if not isinstance(value, Integers):
+        raise NotTranslated(f"{node}: its input is not quantised")
+    if value.range != UNKNOWN and value.signed != (_zero_point(plan, node, value.signed).dtype == torch.int8):
+        raise NotTranslated(f"{node}: its zero point and its input have different dtypes")
+    return Dequantized(Integers(value.register, own))  # whatever range they were rounded by
 
 
 def _has_channels(plan: PlanWriter, node: Node) -> bool:

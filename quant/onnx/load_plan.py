@@ -83,12 +83,14 @@ class PlanWriter:
         names: register -> the node that its line is of.
         ranks: dimensions of each register, where they are known.
         items, constants: of the plans, so far.
+        checks: registers that nothing reads, and whose lines refuse sizes that the file does not take.
     """
 
     file: OnnxFile
     values: dict[str, Value] = field(default_factory=dict)
     items: list[Line | TorchStep] = field(default_factory=list)
     constants: list[Tensor] = field(default_factory=list)
+    checks: list[int] = field(default_factory=list)
     names: dict[int, str] = field(default_factory=dict)
     _node: str = ""
     _held: int = 0
@@ -123,7 +125,9 @@ class PlanWriter:
                 values = value if isinstance(value, tuple) else (value,)
                 self.values.update({name: one for name, one in zip(node.outputs, values, strict=False) if one})
         outputs = tuple(self._output(name) for name in self.file.outputs)
-        return FilePlan(staged(self.items, inputs, outputs, self.names), tuple(self.constants), inputs, outputs)
+        return FilePlan(
+            staged(self.items, inputs, outputs, self.names, self.checks), tuple(self.constants), inputs, outputs
+        )
 
     def _rank_of_input(self, name: str) -> Rank:
         shape = self.file.kinds[name].shape if name in self.file.kinds else None
@@ -359,6 +363,22 @@ class PlanWriter:
     def _moved(self, op: str, register: int, settings: Mapping[str, Any]) -> int:
         placed = {name: _placed(value, register) for name, value in settings.items()}
         return self.emit(op, x=Register(register), **placed)
+
+    def require_size(self, value: Value, axis: int, size: int) -> None:
+        """Refuse a call in which a dimension has another size, of which plans would take a part or nothing away.
+
+        What is left of it from `size - 1` on has to be one value, since no other size becomes 1.
+        """
+        held = value.integers if isinstance(value, Dequantized) else value
+        if not isinstance(held, (Real, Integers, ChannelIntegers)) or size < 1:
+            return
+        register, rank = held.register, self.ranks[held.register]
+        if rank is None:
+            return
+        if size > 1:
+            register = self.emit("slice", x=Register(register), dim=axis, start=size - 1, end=None, step=1)
+        shape = tuple(1 if place == axis % rank else -1 for place in range(rank))
+        self.checks.append(self.emit("expand", x=Register(register), shape=shape))
 
     # Floats.
 

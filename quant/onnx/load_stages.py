@@ -74,14 +74,19 @@ Stage = PlanStage | TorchStep
 
 
 def staged(
-    items: Sequence[Line | TorchStep], inputs: Sequence[int], outputs: Sequence[int], names: Mapping[int, str]
+    items: Sequence[Line | TorchStep],
+    inputs: Sequence[int],
+    outputs: Sequence[int],
+    names: Mapping[int, str],
+    checks: Sequence[int] = (),
 ) -> tuple[Stage, ...]:
     """The stages of a file: steps of torch in even places of an order, lines of plans in odd ones.
 
     Args:
         names: register -> the node that it is of.
+        checks: registers whose lines are kept though nothing reads them.
     """
-    items = _live(items, outputs)
+    items = _live(items, [*outputs, *checks])
     level = dict.fromkeys(inputs, 0)
     places: list[list[Line | TorchStep]] = []
     for item in items:

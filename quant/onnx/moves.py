@@ -280,7 +280,31 @@ def _getitem(call: WrittenCall) -> Any:
         keys[place : place + 1] = [slice(None)] * (rank - taken)
     if len(keys) > 1 and all(isinstance(one, str) and writer.dtype(one) == torch.int64 for one in keys):
         return _at_places(writer, source, keys)
+    if (first := _first_of_indices(writer, keys)) is not None:
+        return _at_inner_places(call, source, keys, first)
     return _indexed(writer, source, keys)
+
+
+def _first_of_indices(writer: GraphWriter, keys: Sequence[Any]) -> int | None:
+    """Where several tensors of indices begin that stand side by side between whole dimensions; else None."""
+    places = [place for place, one in enumerate(keys) if isinstance(one, str) and writer.dtype(one) == torch.int64]
+    others = [one for place, one in enumerate(keys) if place not in places]
+    if len(places) < 2 or places != list(range(places[0], places[-1] + 1)) or any(one != slice(None) for one in others):
+        return None
+    return places[0]
+
+
+def _at_inner_places(call: WrittenCall, x: str, keys: Sequence[Any], first: int) -> str:
+    """x[:, i, j]: the indexed dimensions in front, and what is found there back in their place."""
+    writer, rank = call.writer, call.rank()
+    indices = [one for one in keys if isinstance(one, str)]
+    inner = list(range(first, first + len(indices)))
+    others = [axis for axis in range(rank) if axis not in inner]
+    ahead = writer.is_dtype(writer.node("Transpose", x, perm=[*inner, *others]), writer.dtype(x))
+    found = _at_places(writer, ahead, indices)
+    new = len(writer.shape(call.out)) - len(others)  # dimensions of the indices, which come first
+    order = [*range(new, new + first), *range(new), *range(new + first, new + len(others))]
+    return writer.is_dtype(writer.node("Transpose", found, perm=order), writer.dtype(x))
 
 
 def _at_places(writer: GraphWriter, x: str, indices: Sequence[str]) -> str:

@@ -1,7 +1,9 @@
-"""Recurrent layers as nodes: an LSTM with int8 weights and ranges of each call, others in float.
+"""Recurrent layers as nodes: the model's own arithmetic step by step, or the nearest operator that a runtime has.
 
-No runtime has an LSTM with calibrated ranges, and none an integer GRU. So an LSTM, static or dynamic, becomes ONNX
-Runtime's DynamicQuantizeLSTM, whose int8 weights are the layer's own; GRU and RNN become ONNX's with float weights.
+No operator of ONNX has an LSTM with calibrated ranges or an integer GRU. `recurrent="exact"` writes them as products of
+integers in a Scan (`recurrent_steps.py`). `recurrent="fast"` takes ONNX Runtime's DynamicQuantizeLSTM for an LSTM,
+static or dynamic, with the layer's own int8 weights and ranges of each call, and ONNX's GRU and RNN with float weights.
+A layer that is float in the model is ONNX's in both.
 """
 
 from __future__ import annotations
@@ -14,6 +16,8 @@ from torch import Tensor, nn
 
 from quant.onnx.call import WrittenCall, writes_call
 from quant.onnx.graph_writer import Dimension, GraphWriter, NotWritten
+from quant.onnx.integer_weights import integer_weight
+from quant.onnx.recurrent_steps import exact_cell, exact_layer, has_ranges
 from quant.onnx.sizes import reshaped
 from quant.runtime.instructions import RecurrentCall, TakeSequence
 from quant.runtime.layers.recurrent_module import Int8Cell, Int8Sequence
@@ -28,17 +32,20 @@ DOMAINS = {MICROSOFT: 1}
 GATES = {"LSTM": (0, 3, 1, 2), "GRU": (1, 0, 2), "RNN_TANH": (0,), "RNN_RELU": (0,)}
 """Torch's gates in the order of ONNX: i o f c of i f g o, and z r h of r z n."""
 
+FORMS = ("exact", "fast")
+"""Of recurrent layers with int8 weights: the model's numbers, or the fastest operator that the runtime has."""
+
 DIRECTIONS = {False: "forward", True: "bidirectional"}
 
 
 def write_recurrent(writer: GraphWriter, call: RecurrentCall) -> None:
     """Write a layer of a static program."""
     module: Any = submodule(writer.root, call.path)
+    x = writer.take(call.args[0], reals=not (_is_exact(writer, module) and has_ranges(module)))
     if isinstance(module, Int8Cell):
         states = writer.take(call.args[1] if len(call.args) > 1 else call.kwargs.get("hx"), reals=True)
-        _keep_states(writer, call.out, cell(writer, module, writer.take(call.args[0], reals=True), states))
+        _keep_states(writer, call.out, cell(writer, module, x, states))
         return
-    x = writer.take(call.args[0], reals=True)
     states = writer.take(call.args[1] if len(call.args) > 1 else call.kwargs.get("hx"), reals=True)
     shape = writer.program.values[call.args[0].index].shape if hasattr(call.args[0], "index") else None
     if shape is None or len(shape) != 3:
@@ -74,6 +81,12 @@ def _cell_in_float(call: WrittenCall) -> Any:
 def cell(writer: GraphWriter, module: Any, x: str, states: Any) -> Any:
     """A cell as a layer over one step: h, or (h, c)."""
     given: list[str] = [] if states is None else [states] if isinstance(states, str) else list(states)
+    if _is_exact(writer, module):
+        stepped = exact_cell(writer, module, x, given)
+        writer.tell(True, _exactly(module), "recurrent")
+        for one in stepped:
+            writer.note_size(one, 0, Dimension(x, 0))
+        return stepped[0] if len(stepped) == 1 else tuple(stepped)
     axes = writer.numbers([0], "axes")
     raised = [writer.node("Unsqueeze", one, axes) for one in (x, *given)]
     _, *ends = _layer(writer, _OneStep(module), 0, raised[0], raised[1:])
@@ -84,6 +97,18 @@ def cell(writer: GraphWriter, module: Any, x: str, states: Any) -> Any:
     for one in done:
         writer.note_size(one, 0, Dimension(x, 0))
     return done[0] if len(done) == 1 else tuple(done)
+
+
+def _is_exact(writer: GraphWriter, module: Any) -> bool:
+    """Whether a layer or cell is written with the model's own arithmetic."""
+    return writer.recurrent == "exact" and isinstance(module, (Int8Cell, Int8Sequence))
+
+
+def _exactly(module: Any) -> str:
+    """For the report."""
+    ranges = "calibrated ranges" if has_ranges(module) else "a range for each row"
+    steps = "a step" if isinstance(module, Int8Cell) else "steps in a Scan"
+    return f"MatMul of integers, {steps}: {ranges}"
 
 
 class _OneStep:
@@ -121,28 +146,38 @@ def _in_float(call: WrittenCall) -> Any:
 
 def sequence(writer: GraphWriter, module: Any, x: str, states: Any) -> tuple[Any, Any]:
     """All layers and directions: (y, (h, c)), or (y, h)."""
-    if module.mode not in GATES or module.proj_size:
+    exact = _is_exact(writer, module)
+    if not exact and (module.mode not in GATES or module.proj_size):
         kind = "projections" if module.proj_size else f"the kind {module.mode}"
         raise NotWritten(f"is a recurrent layer with {kind}, which ONNX has not")
     if module.training and module.dropout:
         raise NotWritten("drops values, in training mode")
     given: list[str] = [] if states is None else [states] if isinstance(states, str) else list(states)
     batch_axis = 0 if module.batch_first else 1
-    y = writer.node("Transpose", x, perm=[1, 0, 2]) if module.batch_first else x
+    turns = module.batch_first and not exact
+    y = writer.node("Transpose", x, perm=[1, 0, 2]) if turns else x
     ends: list[list[str]] = [[], []]
     for layer in range(module.num_layers):
         own = [_of_layer(writer, state, layer, module) for state in given]
-        y, *last = _layer(writer, module, layer, y, own)
+        y, *last = _exact(writer, module, layer, y, own) if exact else _layer(writer, module, layer, y, own)
         for kept, one in zip(ends, last, strict=False):
             kept.append(one)
     joined = [one[0] if len(one) == 1 else writer.node("Concat", *one, axis=0) for one in ends if one]
-    y = writer.node("Transpose", y, perm=[1, 0, 2]) if module.batch_first else y
+    y = writer.node("Transpose", y, perm=[1, 0, 2]) if turns else y
     for axis in (batch_axis, 1 - batch_axis):
         writer.note_size(y, axis, Dimension(x, axis))
-    integers = _has_int8_form(module)
-    why = "DynamicQuantizeLSTM: int8 weights, ranges of each call" if integers else f"{module.mode}, float weights"
-    writer.tell(integers, why, "recurrent")
+    integers = exact or _has_int8_form(module)
+    fast = "DynamicQuantizeLSTM: int8 weights, ranges of each call" if integers else f"{module.mode}, float weights"
+    writer.tell(integers, _exactly(module) if exact else fast, "recurrent")
     return y, joined[0] if len(joined) == 1 else tuple(joined)
+
+
+def _exact(writer: GraphWriter, module: Any, layer: int, x: str, states: Sequence[str]) -> list[str]:
+    ways = module.num_directions
+    y, *last = exact_layer(writer, module, module.directions[layer * ways : (layer + 1) * ways], layer, x, states)
+    for axis in (0, 1):
+        writer.note_size(y, axis, Dimension(x, axis))
+    return [y, *last]
 
 
 def _of_layer(writer: GraphWriter, state: str, layer: int, module: Any) -> str:
@@ -207,10 +242,10 @@ def _int8(writer: GraphWriter, module: Any, layer: int, head: list[str], setting
     scales = []
     for place, kind in ((1, "ih"), (2, "hh")):
         weights = torch.stack([_gates(one._buffers[f"q_weight_{kind}"], order).t() for one in directions])
-        head[place] = writer.constant(weights, f"weight_{kind}_l{layer}")
+        head[place], zero_point = integer_weight(writer, weights, f"weight_{kind}_l{layer}")
         scale = torch.stack([_gates(one._buffers[f"scale_{kind}"], order) for one in directions])
         scales.append(writer.constant(scale, f"scale_{kind}_l{layer}"))
-        scales.append(writer.constant(torch.zeros(scale.shape, dtype=torch.int8), f"zero_point_{kind}_l{layer}"))
+        scales.append(writer.constant(zero_point.expand(scale.shape), f"zero_point_{kind}_l{layer}"))
     inputs = [*head, *[""] * (8 - len(head)), *scales]
     return writer.several("DynamicQuantizeLSTM", *inputs, outputs=3, domain=MICROSOFT, **settings)
 

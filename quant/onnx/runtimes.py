@@ -27,6 +27,9 @@ class Runtime:
         splits_channels: a reshape may take the channels of a convolution's integers apart. OpenVINO (2026.4) moves the
             scales of its weight behind the reshape, to other channels.
         fast_gather: a table as Gather is not slower than the function itself.
+        multiplies_unsigned: uint8 weights are multiplied as integers, too.
+        rounds_by_inverse: inputs are rounded by the inverse of their scale, as the model does it; QuantizeLinear
+            divides, and a float that lies halfway between two steps may go the other way.
     """
 
     name: str
@@ -40,11 +43,20 @@ class Runtime:
     transposes: bool = False
     splits_channels: bool = True
     fast_gather: bool = False
+    multiplies_unsigned: bool = False
+    rounds_by_inverse: bool = False
 
 
 RUNTIMES = {
     "ort": Runtime(
-        "ort", "ONNX Runtime", rounds_convolutions=True, moves_integers=True, clamps_integers=True, joins_dynamic=True
+        "ort",
+        "ONNX Runtime",
+        rounds_convolutions=True,
+        moves_integers=True,
+        clamps_integers=True,
+        joins_dynamic=True,
+        multiplies_unsigned=True,
+        rounds_by_inverse=True,
     ),
     "openvino": Runtime(
         "openvino", "OpenVINO", padded_means=False, transposes=True, splits_channels=False, fast_gather=True

@@ -5,7 +5,7 @@ from __future__ import annotations
 import collections
 import inspect
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -14,10 +14,11 @@ import torch
 from torch import Tensor
 
 from quant.export.whole_plan import ExportError
+from quant.kernels.reference import quantize_rows, row_ranges
 from quant.onnx import file as onnx_file
 from quant.onnx.export_report import StepDifference, Verification
-from quant.onnx.file import OnnxFile
-from quant.onnx.graph_writer import GraphWriter
+from quant.onnx.file import Node, OnnxFile, TensorKind, write_onnx
+from quant.onnx.graph_writer import OPSET, DynamicInput, GraphWriter
 from quant.runtime.binding import bound_values
 from quant.runtime.matching import CaptureMismatch
 from quant.runtime.program import Program
@@ -26,6 +27,9 @@ from quant.runtime.trees import Ref, leaves, map_leaves
 from quant.runtime.values import Held, at
 
 Values = Mapping[str, Tensor]
+
+Run = Callable[[str, str, Values, Path], tuple[str, dict[str, Tensor], dict[str, int]]]
+"""(file, the file with further outputs, inputs, a folder) -> the runtime, its values, kinds of nodes."""
 
 
 def verified(
@@ -51,10 +55,11 @@ def verified(
     rounded = {writer.names[one]: one for one in writer.names if values[one].qparams is not None}
     written = {name for node in file.nodes for name in node.outputs}
     rounded = {name: one for name, one in rounded.items() if name in written}
+    asked = [*rounded, *(name for name in writer.dynamic_inputs if name in written)]
     run = _in_openvino if writer.runtime.name == "openvino" else _in_onnxruntime
     with tempfile.TemporaryDirectory() as folder:
         open_file = Path(folder) / "steps.onnx"
-        _with_outputs(path, open_file, list(rounded), signed=writer.runtime.signed)
+        _with_outputs(path, open_file, asked, signed=writer.runtime.signed)
         try:
             ran_in, theirs, kernels = run(str(path), str(open_file), fed, Path(folder))
         except ImportError:
@@ -63,21 +68,26 @@ def verified(
             raise ExportError(
                 f"quant.export_onnx: {path} is written, and {writer.runtime.title} does not run it so: {error}"
             ) from error
-    outputs, registers = _ours(writer, given)
+        overflowing = tuple(dict.fromkeys(writer.overflowing))
+        saturating = overflowing if overflowing and _saturates(run, Path(folder)) else ()
+    held = held_values(writer.runner, given)
+    outputs = [held.of(values[leaf.index]) for leaf in leaves(writer.program.output) if isinstance(leaf, Ref)]
     errors = {name: _error(theirs[name], one) for name, one in zip(file.outputs, outputs, strict=True)}
     shift = 128 if writer.runtime.signed else 0
-    steps = [_difference(values[one].name, theirs[name], registers[one], shift) for name, one in rounded.items()]
-    return Verification(ran_in, errors, tuple(steps), kernels)
+    steps = [_difference(values[one].name, theirs[name], held.integers[values[one].node], shift)
+             for name, one in rounded.items()]  # fmt: skip
+    for name in asked[len(rounded) :]:
+        one = writer.dynamic_inputs[name]
+        source = values[one.source]
+        steps.append(_difference(source.name, theirs[name], _rows(one, held.of(source)), 0))
+    return Verification(ran_in, errors, tuple(steps), kernels, saturating)
 
 
-def _ours(writer: GraphWriter, given: Sequence[Tensor]) -> tuple[list[Tensor], dict[int, Tensor]]:
-    """The model's outputs, and its values by register."""
-    runner = writer.runner
-    held = held_values(runner, given)
-    output = [held.of(writer.program.values[leaf.index]) for leaf in leaves(writer.program.output)
-              if isinstance(leaf, Ref)]  # fmt: skip
-    values = writer.program.values
-    return output, {one.id: held.integers[one.node] for one in values if one.qparams is not None}
+def _rows(one: DynamicInput, x: Tensor) -> Tensor:
+    """The integers that a dynamic layer rounds its input to."""
+    rows = x.flatten(0, -2) if one.columns is None else x.flatten(0, -2) * one.columns
+    scale, zero_point = row_ranges(rows, 255, per_row=one.per_row)
+    return quantize_rows(rows, scale, zero_point, 255).reshape(x.shape)
 
 
 def held_values(runner: ProgramRunner, given: Sequence[Tensor]) -> Held:
@@ -158,24 +168,60 @@ def _in_onnxruntime(
     except ImportError as error:
         raise _missing("ONNX Runtime", "onnxruntime") from error
 
-    def session(file: str, optimised: Path | None = None) -> Any:
-        options = onnxruntime.SessionOptions()
-        options.log_severity_level = 3
-        if optimised is not None:
-            options.optimized_model_filepath = str(optimised)
-        return onnxruntime.InferenceSession(file, options, providers=["CPUExecutionProvider"])
-
     arrays = {name: tensor.numpy() for name, tensor in fed.items()}
     results: dict[str, Tensor] = {}
     optimised = folder / "optimised.onnx"
-    for one in (session(with_steps), session(path, optimised)):  # the outputs are those of the file as it is
+    for one in (_session(with_steps), _session(path, optimised)):  # the outputs are those of the file as it is
         names = [output.name for output in one.get_outputs()]
         results.update(
             {name: torch.from_numpy(array) for name, array in zip(names, one.run(names, arrays), strict=True)}
         )
     onnx = onnx_file.package("quant.export_onnx: reading ONNX files")
-    kinds = collections.Counter(node.op_type for node in onnx.load(str(optimised)).graph.node)
+    kinds = collections.Counter(_kinds(onnx, onnx.load(str(optimised)).graph))
     return f"ONNX Runtime {onnxruntime.__version__}", results, dict(kinds)
+
+
+def _kinds(onnx: Any, graph: Any) -> Iterator[str]:
+    """The kinds of a graph's nodes, those in the bodies of others included."""
+    for node in graph.node:
+        yield node.op_type
+        for one in node.attribute:
+            if one.type == onnx.AttributeProto.GRAPH:
+                yield from _kinds(onnx, one.g)
+
+
+def _saturates(run: Run, folder: Path) -> bool:
+    """Whether a runtime adds two products of uint8 and int8 in 16 bits here: by a convolution that overflows them."""
+    wide, channels, most = 127, 64, 255.0
+    sums = most * wide * channels
+    constants = {
+        "one": torch.tensor(1.0), "zero": torch.tensor(0, dtype=torch.uint8), "step": torch.tensor(sums / 128),
+        "weight": torch.full((channels, channels, 1, 1), wide, dtype=torch.int8),
+        "scales": torch.ones(channels), "zeros": torch.zeros(channels, dtype=torch.int8),
+    }  # fmt: skip
+    nodes = (
+        Node("round", "QuantizeLinear", ("x", "one", "zero"), ("q",), {}),
+        Node("read", "DequantizeLinear", ("q", "one", "zero"), ("x_read",), {}),
+        Node("real", "DequantizeLinear", ("weight", "scales", "zeros"), ("weight_read",), {"axis": 0}),
+        Node("product", "Conv", ("x_read", "weight_read"), ("sums",), {"kernel_shape": [1, 1]}),
+        Node("round_sums", "QuantizeLinear", ("sums", "step", "zero"), ("q_sums",), {}),
+        Node("read_sums", "DequantizeLinear", ("q_sums", "step", "zero"), ("y",), {}),
+    )
+    kind = TensorKind(torch.float32, (1, channels, 8, 8))
+    path = folder / "sums.onnx"
+    write_onnx(OnnxFile(nodes, constants, ("x",), ("y",), {"x": kind, "y": kind}), path, {"": OPSET})
+    _, values, _ = run(str(path), str(path), {"x": torch.full((1, channels, 8, 8), most)}, folder)
+    return bool((values["y"] < 0.99 * sums).any())
+
+
+def _session(file: str | PathLike[str], optimised: Path | None = None) -> Any:
+    import onnxruntime
+
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 3
+    if optimised is not None:
+        options.optimized_model_filepath = str(optimised)
+    return onnxruntime.InferenceSession(str(file), options, providers=["CPUExecutionProvider"])
 
 
 def _in_openvino(

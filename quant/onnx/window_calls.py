@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 
+from quant.onnx.adaptive_pools import adaptive_mean
 from quant.onnx.call import WrittenCall, writes_call
 from quant.onnx.graph_writer import NotWritten
 from quant.ops.call import per_dimension
@@ -33,6 +34,26 @@ def _convolution(call: WrittenCall) -> str:
         pads=_pads(padding, kernel, dilation),
         dilations=dilation,
         group=call.get(6, "groups", 1),
+    )  # fmt: skip
+
+
+@writes_call("conv_transpose")
+def _transposed_convolution(call: WrittenCall) -> str:
+    weight = call.get(1, "weight")
+    if not isinstance(weight, str) or weight not in call.writer.constants:
+        raise NotWritten("is a transposed convolution with a weight that is computed")
+    kernel = list(call.writer.constants[weight].shape[2:])
+    dims, bias = len(kernel), call.get(2, "bias")
+    if call.rank() != dims + 2:
+        raise NotWritten("is a transposed convolution of one sample without a batch")
+    return call.writer.node(
+        "ConvTranspose", call.get(0, "input"), weight, *([] if bias is None else [bias]),
+        kernel_shape=kernel,
+        strides=list(per_dimension(call.get(3, "stride", 1), dims)),
+        pads=list(per_dimension(call.get(4, "padding", 0), dims)) * 2,
+        output_padding=list(per_dimension(call.get(5, "output_padding", 0), dims)),
+        group=call.get(6, "groups", 1),
+        dilations=list(per_dimension(call.get(7, "dilation", 1), dims)),
     )  # fmt: skip
 
 
@@ -74,11 +95,15 @@ def _avg_pool(call: WrittenCall) -> str:
 
 
 @writes_call("adaptive_avg_pool")
-def _global_mean(call: WrittenCall) -> str:
-    size = call.get(1, "output_size")
-    if set(per_dimension(size, 1)) != {1}:
-        raise NotWritten("pools reals to a size other than 1")
-    return call.writer.node("GlobalAveragePool", call.get(0, "input"))
+def _adaptive_mean(call: WrittenCall) -> str:
+    writer, x, shape = call.writer, call.get(0, "input"), call.shape()
+    asked = call.raw(1, "output_size")
+    size = list(asked) if isinstance(asked, (tuple, list)) else [asked] * (len(writer.shape(call.out)) - 2)
+    if len(shape) != len(size) + 2 or not all(one is None or isinstance(one, int) for one in size):
+        raise NotWritten("pools reals without a batch, or to sizes that are computed")
+    if set(size) == {1}:
+        return writer.same_sizes(writer.node("GlobalAveragePool", x), x, count=2)
+    return writer.same_sizes(adaptive_mean(writer, x, shape[2:], size), x, count=2)
 
 
 def _window(call: WrittenCall) -> dict[str, Any]:

@@ -131,10 +131,11 @@ def quantized(model: nn.Module, data: Sequence[Any], **settings: Any) -> nn.Modu
     return quant.quantize_static(model, data, recipe, progress=False)
 
 
-def exported(q: nn.Module, folder: Path, inputs: Any, **options: Any) -> ExportReport:
+def exported(q: nn.Module, folder: Path, inputs: Any, *, target: str = "avx2", **options: Any) -> ExportReport:
+    """Files for processors without VNNI are exact on all."""
     pytest.importorskip("onnx", reason="onnx is not installed")
     pytest.importorskip("onnxruntime", reason="onnxruntime is not installed")
-    return quant.export_onnx(q, folder / "model.onnx", verify=inputs, **options)
+    return quant.export_onnx(q, folder / "model.onnx", target=target, verify=inputs, **options)
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -250,19 +251,38 @@ def test_the_report_says_what_each_step_is_and_why(tmp_path: Path) -> None:
     assert file.metadata["octet.saturates_without_vnni"].startswith("layers.0.query, ")
 
 
-def test_weights_of_7_bits_do_not_overflow(tmp_path: Path) -> None:
+def test_weights_that_can_overflow_are_uint8_without_vnni(tmp_path: Path) -> None:
     data = images()
-    with pytest.raises(ValueError, match=r"target='avx2'.* 'first', .*QConfig\(weight_bits=7\)"):
-        file_of(quantized(network("relu"), data), target="avx2")
-    file, _ = file_of(quantized(network("relu"), data, weight_bits=7), target="avx2")
-    assert file.metadata == {"octet.runtime": "ort", "octet.target": "avx2"}
+    file, writer = file_of(quantized(network("relu"), data), target="avx2")
+    assert writer.unsigned == ["first", "second", "head"]
+    assert file.constants["first.weight"].dtype == torch.uint8
+    assert "octet.saturates_without_vnni" not in file.metadata
+    file, writer = file_of(quantized(network("relu"), data, weight_bits=7), target="avx2")
+    assert not writer.unsigned
+    assert file.constants["first.weight"].dtype == torch.int8
+    assert file.metadata == {"octet.runtime": "ort", "octet.target": "avx2", "octet.recurrent": "exact"}
+
+
+def test_other_runtimes_refuse_weights_that_can_overflow() -> None:
+    with pytest.raises(ValueError, match=r"target='avx2'.* 'first', .*OpenVINO has no other.*QConfig\(weight_bits=7\)"):
+        file_of(quantized(network("relu"), images()), "openvino", "avx2")
+
+
+def test_where_the_processor_overflows_the_verification_says_so(tmp_path: Path) -> None:
+    report = exported(converted("relu"), tmp_path, images()[0], target="vnni")
+    verification = report.verification
+    assert verification is not None
+    assert report.overflowing == ("first", "second", "head")
+    assert verification.saturating in ((), report.overflowing)
+    assert verification.same_bits != bool(verification.saturating)
+    assert ("THIS PROCESSOR adds two products in 16 bits" in str(report)) == bool(verification.saturating)
 
 
 def test_tensorrt_takes_symmetric_activations(tmp_path: Path) -> None:
     data = images()
     with pytest.raises(ValueError, match=r"TensorRT takes symmetric activations .*activation_symmetric=True"):
         file_of(quantized(network("add"), data), "tensorrt")
-    q = quantized(network("add"), data, activation_symmetric=True)
+    q = quantized(network("add"), data, activation_symmetric=True, weight_bits=7)
     file, _ = file_of(q, "tensorrt")
     points = [file.constants[node.inputs[2]] for node in file.nodes if node.op == "QuantizeLinear"]
     assert {one.dtype for one in points} == {torch.int8}
@@ -324,6 +344,17 @@ def test_what_is_no_converted_model(tmp_path: Path) -> None:
         quant.export_onnx(nn.Conv2d(3, 4, 1), tmp_path / "model.onnx", runtime="tflite")
     with pytest.raises(ValueError, match="target is 'arm', expected one of 'vnni', 'avx2'"):
         quant.export_onnx(nn.Conv2d(3, 4, 1), tmp_path / "model.onnx", target="arm")
+    with pytest.raises(ValueError, match="recurrent is 'best', expected one of 'exact', 'fast'"):
+        quant.export_onnx(nn.Conv2d(3, 4, 1), tmp_path / "model.onnx", recurrent="best")
+
+
+@pytest.mark.parametrize("bits", [8, 16])
+def test_a_layer_that_is_the_whole_model_wants_a_program(bits: int) -> None:
+    q = quantized(nn.Linear(8, 4).eval(), [torch.randn(4, 8)], activation_bits=bits)
+    with pytest.raises(
+        ValueError, match=r"StaticLayer is an int8 layer .* no program .*quantise nn\.Sequential\(layer\)"
+    ):
+        file_of(q)
 
 
 def test_without_onnx_the_error_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -356,12 +387,29 @@ RECURRENT: dict[str, tuple[type[nn.RNNBase], dict[str, Any]]] = {
 
 
 @pytest.mark.parametrize("which", RECURRENT)
-def test_recurrent_layers_in_onnxruntime(which: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("how", ["static", "dynamic"])
+def test_recurrent_layers_have_the_models_numbers_in_onnxruntime(which: str, how: str, tmp_path: Path) -> None:
+    layer, settings = RECURRENT[which]
+    model = Tagger(layer, **settings).eval()
+    words = [torch.randint(0, 30, (3, 11)) for _ in range(4)]
+    q = quantized(model, words) if how == "static" else quant.quantize_dynamic(model)
+    example = None if how == "static" else (words[0],)
+    report = exported(q, tmp_path, [torch.randint(0, 30, (2, 17))], example_inputs=example)
+    assert report.verification is not None
+    assert max(report.verification.outputs.values()) < 0.002
+    assert report["layer"].integer
+    assert report["layer"].why.endswith("calibrated ranges" if how == "static" else "a range for each row")
+    ways = (2 if settings.get("bidirectional") else 1) * settings.get("num_layers", 1)
+    assert report.verification.kernels["Scan"] == ways
+
+
+@pytest.mark.parametrize("which", RECURRENT)
+def test_the_fast_form_of_recurrent_layers_in_onnxruntime(which: str, tmp_path: Path) -> None:
     layer, settings = RECURRENT[which]
     model = Tagger(layer, **settings).eval()
     q = quantized(model, [torch.randint(0, 30, (3, 11)) for _ in range(4)])
     words = torch.randint(0, 30, (2, 17))
-    report = exported(q, tmp_path, [words])
+    report = exported(q, tmp_path, [words], recurrent="fast")
     assert report.verification is not None
     assert max(report.verification.outputs.values()) < 0.03
     assert report["layer"].integer == (layer is nn.LSTM)
@@ -369,17 +417,38 @@ def test_recurrent_layers_in_onnxruntime(which: str, tmp_path: Path) -> None:
     assert expected in report.verification.kernels
 
 
-def test_projections_are_refused_by_name() -> None:
-    class Projected(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.layer = nn.LSTM(8, 8, proj_size=4)
+class Projected(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.LSTM(8, 8, num_layers=2, proj_size=4)
 
-        def forward(self, x: Tensor) -> Tensor:
-            return self.layer(x)[0]  # type: ignore[no-any-return]
+    def forward(self, x: Tensor, h: Tensor, c: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        y, (h, c) = self.layer(x, (h, c))
+        return y, h, c
 
+
+def test_projections_and_initial_states(tmp_path: Path) -> None:
+    def call(batch: int, time: int) -> tuple[Tensor, ...]:
+        return torch.randn(time, batch, 8), torch.randn(2, batch, 4).tanh(), torch.randn(2, batch, 8)
+
+    q = quantized(Projected().eval(), [call(2, 5) for _ in range(3)])
+    verification = exported(q, tmp_path, call(3, 9)).verification
+    assert verification is not None
+    assert max(verification.outputs.values()) < 1e-4
     with pytest.raises(ValueError, match="layer 'layer' is a recurrent layer with projections, which ONNX has not"):
-        file_of(quantized(Projected().eval(), [torch.randn(5, 2, 8)]))
+        file_of(q, recurrent="fast")
+
+
+def test_a_kind_without_a_form_is_refused_by_name() -> None:
+    from quant.onnx.recurrent_steps import STEPS, writes_step
+
+    q = quantized(Tagger(nn.GRU).eval(), [torch.randint(0, 30, (3, 11)) for _ in range(2)])
+    write = STEPS.pop("gru")
+    try:
+        with pytest.raises(ValueError, match=r"layer 'layer' is a recurrent layer of the kind 'gru', .*writes_step"):
+            file_of(q)
+    finally:
+        writes_step("gru")(write)
 
 
 def test_a_call_to_verify_with_that_was_not_captured(tmp_path: Path) -> None:
@@ -479,6 +548,8 @@ def test_a_dynamic_model_in_onnxruntime(tmp_path: Path) -> None:
     assert report.verification is not None
     assert max(report.verification.outputs.values()) < 1e-6, "each row has its own range"
     assert report.verification.kernels["MatMulInteger"] == 2
+    assert [one.step for one in report.verification.steps] == ["input_0", "1"], "what each layer rounds is compared"
+    assert not any(one.differing for one in report.verification.steps)
     assert [node.op for node in file_of(q, "openvino", example_inputs=rows)[0].nodes].count("MatMul") == 2
 
 
@@ -551,9 +622,17 @@ def test_cells_in_onnxruntime(which: str, tmp_path: Path) -> None:
         q = quant.quantize_dynamic(model, quant.Recipe(kept))  # type: ignore[arg-type]
     report = exported(q, tmp_path, call, example_inputs=None if which == "static" else call)
     assert report.verification is not None
+    assert max(report.verification.outputs.values()) < 0.002
+    integers = report.verification.kernels.get("MatMulInteger", 0)
+    assert integers == {"static": 6, "dynamic": 7, "float": 1}[which], "two products a cell, and the last layer's"
+
+
+def test_the_fast_form_of_a_cell(tmp_path: Path) -> None:
+    call = torch.randn(3, 16), torch.randn(3, 32).tanh(), torch.randn(3, 32)
+    report = exported(quantized(Stepwise().eval(), [call]), tmp_path, call, recurrent="fast")
+    assert report.verification is not None
     assert max(report.verification.outputs.values()) < 0.03
-    integers = report.verification.kernels.get("DynamicQuantizeLSTM", 0)
-    assert integers == (which != "float")
+    assert report.verification.kernels["DynamicQuantizeLSTM"] == 1
 
 
 def channels(function: Callable[[Tensor], Tensor]) -> list[str]:

@@ -73,10 +73,18 @@ def quantized(model: nn.Module, folder: Path, **options: Any) -> Path:
     return target
 
 
-def by_onnxruntime(path: Path, x: Tensor) -> Tensor:
+def session_of(path: Path, *, exact: bool = True) -> Any:
+    """A session; `exact` without VNNI too, where sums of two products would overflow."""
     import onnxruntime
 
-    session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
+    options = onnxruntime.SessionOptions()
+    if exact:
+        options.add_session_config_entry("session.x64quantprecision", "1")
+    return onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+
+
+def by_onnxruntime(path: Path, x: Tensor) -> Tensor:
+    session = session_of(path)
     return torch.from_numpy(session.run(None, {session.get_inputs()[0].name: x.numpy()})[0])
 
 
@@ -183,10 +191,8 @@ def exported_encoder(path: Path) -> Path:
     return path
 
 
-def of_sentences(path: Path, ids: Tensor, mask: Tensor) -> Tensor:
-    import onnxruntime
-
-    session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
+def of_sentences(path: Path, ids: Tensor, mask: Tensor, *, exact: bool = True) -> Tensor:
+    session = session_of(path, exact=exact)
     return torch.from_numpy(session.run(None, {"ids": ids.numpy(), "mask": mask.numpy()})[0])
 
 
@@ -207,13 +213,14 @@ def test_a_transformer_of_onnxruntime(per_channel: bool, tmp_path: Path) -> None
 
     source, path = exported_encoder(tmp_path / "float.onnx"), tmp_path / "int8.onnx"
     types = {"activation_type": tool.QuantType.QUInt8, "weight_type": tool.QuantType.QInt8}
-    tool.quantize_static(str(source), str(path), Reader(), per_channel=per_channel, **types)
+    # In 7 bits, which do not overflow: ONNX Runtime 1.32 does not open this file with the option of `session_of`.
+    tool.quantize_static(str(source), str(path), Reader(), per_channel=per_channel, reduce_range=True, **types)
     loaded = quant.load_onnx(path)
     assert loaded.plan.count("octet-plan") == 1
     assert loaded.plan.count("matmul ") == 2, "both products of attention are integers"
     for batch, length in ((2, 12), (3, 7)):
         call = sentences(batch, length, 9)
-        ours, theirs = loaded(*call), of_sentences(path, *call)
+        ours, theirs = loaded(*call), of_sentences(path, *call, exact=False)
         assert ours.shape == theirs.shape
         assert float((ours - theirs).norm() / theirs.norm()) < 0.03
         assert torch.allclose(ours, quant.load_onnx(path, backend="reference")(*call), rtol=1e-3, atol=1e-3)

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from quant.onnx.file import Node, OnnxFile
+from quant.onnx.file import Node, OnnxFile, TensorKind
 from quant.onnx.load import OnnxModule
 from quant.onnx.load_operators import plan_of
 from quant.onnx.load_plan import NotTranslated
@@ -366,11 +366,14 @@ REFUSED: dict[str, tuple[Callable[[Written], str], str]] = {
         lambda file: file.node("Add", file.quantized("x") and file.constant(1.0), file.constant(2.0)),
         "output 'Add_2' is the same for all inputs",
     ),
-    "other range": (
+    "other dtype": (
         lambda file: file.node(
-            "DequantizeLinear", file.nodes[-2].outputs[0] if file.quantized("x") else "", file.constant(1.0)
+            "DequantizeLinear",
+            file.nodes[-2].outputs[0] if file.quantized("x") else "",
+            file.constant(1.0),
+            file.constant(3, torch.int8),
         ),
-        "expected the range that its input was quantised with",
+        "its zero point and its input have different dtypes",
     ),
 }
 
@@ -388,3 +391,41 @@ def test_what_the_inputs_shapes_do_not_fit_is_said_with_the_node() -> None:
     module = file.module(file.node("Gather", file.quantized("x"), file.constant(ROWS, torch.int64), axis=2))
     with pytest.raises(ValueError, match=r"by hand: inputs 'x' \(2, 4, 3, 3\) do not fit the file.*node 'Gather_2'"):
         module(images()[:, :, :3, :3])
+
+
+SIZED: dict[str, tuple[str, dict[str, Any], tuple[int, ...], tuple[tuple[int, ...], ...]]] = {
+    "squeeze": ("Squeeze", {}, (2, 1, 5), ((2, 3, 5), (2, 0, 5))),
+    "split": ("Split", {"axis": 1}, (2, 3), ((2, 2), (2, 4), (2, 1))),
+}
+
+
+@pytest.mark.parametrize("backend", ["reference", None])
+@pytest.mark.parametrize("case", SIZED)
+def test_sizes_that_a_node_does_not_take_are_refused(case: str, backend: str | None) -> None:
+    """torch leaves a dimension of another size, and a slice has fewer values: ONNX Runtime refuses both."""
+    op, attributes, fits, others = SIZED[case]
+    file, kind = Written(), TensorKind(torch.float32, tuple("abc"[: len(fits)]))
+    numbers = file.constant([1] if op == "Squeeze" else [1, 2], torch.int64)
+    outputs = ("y",) if op == "Squeeze" else ("y", "z")
+    file.nodes.append(Node("node", op, (file.quantized("x"), numbers), outputs, attributes))
+    whole = OnnxFile(tuple(file.nodes), file.constants, ("x",), outputs, {"x": kind})
+    module = OnnxModule("by hand", whole, plan_of(whole), backend)
+    assert not module.in_torch
+    module(torch.randn(fits))
+    for shape in others:
+        with pytest.raises(ValueError, match=r"by hand: inputs 'x' .* do not fit the file"):
+            module(torch.randn(shape))
+
+
+def test_integers_are_read_by_another_range_than_they_were_rounded_by() -> None:
+    """As files round by the inverse of a scale: x / s, by the scale 1."""
+    file, x = Written(), images()
+    zero, number = file.constant(X_ZERO, torch.uint8), float(1.0 / torch.tensor(X_SCALE))
+    q = file.node("QuantizeLinear", file.node("Mul", "x", file.constant(number)), file.constant(1.0), zero)
+    read = file.node("DequantizeLinear", q, file.constant(X_SCALE), zero)
+    y = conv(file, read)
+    torch.testing.assert_close(file.run(y, x), F.conv2d(rounded(x), REAL), rtol=1e-4, atol=1e-3)
+    assert "= mul " not in file.module(y).plan, "one operation of the plan rounds by the inverse"
+    again = file.node("DequantizeLinear", q, file.constant(3.0), file.constant(X_ZERO + 1, torch.uint8))
+    expected = 3.0 * ((x * number).round().add(X_ZERO).clamp(0, 255) - X_ZERO - 1)
+    torch.testing.assert_close(file.run(again, x), expected)

@@ -1,0 +1,224 @@
+"""Calls between int8 layers that an ONNX file computes by several nodes, beside the model in ONNX Runtime."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import quant
+from quant.onnx import ExportReport
+from quant.onnx.export import file_of
+
+pytestmark = pytest.mark.usefixtures("seeded_on_one_thread")
+
+
+def exported(q: nn.Module, folder: Path, inputs: Any, **options: Any) -> ExportReport:
+    pytest.importorskip("onnx", reason="onnx is not installed")
+    pytest.importorskip("onnxruntime", reason="onnxruntime is not installed")
+    return quant.export_onnx(q, folder / "model.onnx", target="avx2", verify=inputs, **options)
+
+
+def largest(report: ExportReport) -> float:
+    """The largest error of an output."""
+    assert report.verification is not None
+    return max(report.verification.outputs.values())
+
+
+class Between(nn.Module):
+    """A function of one layer's reals, before another layer."""
+
+    def __init__(self, function: Callable[[Tensor], Tensor], inputs: int = 16) -> None:
+        super().__init__()
+        self.first, self.second, self.function = nn.Linear(12, 16), nn.Linear(inputs, 4), function
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.second(self.function(self.first(x)))  # type: ignore[no-any-return]
+
+
+def spread(y: Tensor) -> Tensor:
+    """The two largest of each row in their places, as a mixture of experts chooses."""
+    values, places = y.topk(2, dim=-1)
+    return torch.zeros_like(y) + (torch.arange(16) == places[:, :1]) * values[:, 1:]
+
+
+FUNCTIONS: dict[str, tuple[Callable[[Tensor], Tensor], int]] = {
+    "topk": (lambda y: y.topk(5, dim=-1).values, 5),
+    "least, of the first dimension": (lambda y: y.topk(3, 0, largest=False)[0], 16),
+    "places of topk": (spread, 16),
+    "sort": (lambda y: torch.sort(y, descending=True)[0], 16),
+    "argsort": (lambda y: y.gather(1, y.argsort(1)), 16),
+    "max of a dimension": (lambda y: y - y.max(1, keepdim=True)[0] - y.min(1, keepdim=True).values, 16),
+    "max of two": (lambda y: torch.max(y, -y), 16),
+    "max of all": (lambda y: y / y.max(), 16),
+    "argmin": (lambda y: y.gather(1, y.argmin(1, keepdim=True)) + y, 16),
+}
+
+
+@pytest.mark.parametrize("case", FUNCTIONS)
+def test_values_in_order(case: str, tmp_path: Path) -> None:
+    function, inputs = FUNCTIONS[case]
+    q = quant.quantize_static(Between(function, inputs).eval(), [torch.randn(8, 12) for _ in range(3)], progress=False)
+    assert largest(exported(q, tmp_path, torch.randn(6, 12))) < 1e-5
+
+
+def rows_at_places(y: Tensor) -> Tensor:
+    """Messages that are added up where they arrive, as in graph networks."""
+    target = torch.arange(16).flip(0) % 5
+    sums = torch.zeros_like(y).t().index_add(0, target, y.t()).t()
+    return sums + torch.zeros_like(y).scatter_add(1, target.expand_as(y), y)
+
+
+def on_a_grid(y: Tensor) -> Tensor:
+    pictures = y.view(-1, 1, 4, 4)
+    line = torch.linspace(-1, 1, 4)
+    grid = torch.stack(torch.meshgrid(line, line, indexing="xy"), 2) * 0.9 + 0.05 * pictures.permute(0, 2, 3, 1)
+    return torch.nn.functional.grid_sample(pictures, grid, align_corners=True).flatten(1)
+
+
+def to_the_others_width(y: Tensor) -> Tensor:
+    other = y[:, : y.shape[1] - 3]
+    return y + torch.nn.functional.pad(other, (0, y.shape[1] - other.shape[1]))
+
+
+def pairs(y: Tensor) -> Tensor:
+    """The products of different features, as in recommendation models."""
+    i, j = torch.tril_indices(5, 5, offset=-1)
+    return (y[:, :5, None] * y[:, None, :5])[:, i, j]
+
+
+PLACES: dict[str, tuple[Callable[[Tensor], Tensor], int]] = {
+    "sums at places": (rows_at_places, 16),
+    "grid": (on_a_grid, 16),
+    "pairs": (pairs, 10),
+    "pads": (to_the_others_width, 16),
+    "cosine": (lambda y: y * torch.cosine_similarity(y, y.flip(1), dim=1)[:, None], 16),
+    "line of a size": (lambda y: y + torch.linspace(0.0, 2.0, y.shape[0])[:, None], 16),
+}
+
+
+@pytest.mark.parametrize("case", PLACES)
+def test_values_at_places(case: str, tmp_path: Path) -> None:
+    function, inputs = PLACES[case]
+    q = quant.quantize_static(Between(function, inputs).eval(), [torch.randn(8, 12) for _ in range(3)], progress=False)
+    assert largest(exported(q, tmp_path, torch.randn(6, 12))) < 0.002
+
+
+class Upsampled(nn.Module):
+    """A transposed convolution in float, with the older weight norm."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Conv1d(3, 8, 3)
+        up = nn.ConvTranspose1d(8, 8, 5, stride=3, padding=1, output_padding=1, groups=2)
+        self.up, self.last = nn.utils.parametrizations.weight_norm(up), nn.Conv1d(8, 4, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(self.up(self.first(x)))  # type: ignore[no-any-return]
+
+
+def test_a_transposed_convolution_of_reals(tmp_path: Path) -> None:
+    q = quant.quantize_static(Upsampled().eval(), [torch.randn(2, 3, 11)] * 2, quant.Recipe([("up", None)]),
+                              progress=False)  # fmt: skip
+    report = exported(q, tmp_path, torch.randn(3, 3, 17))
+    assert largest(report) < 0.002
+    assert report.verification is not None
+    assert report.verification.kernels["ConvTranspose"] == 1
+
+
+class Pooled(nn.Module):
+    def __init__(self, size: Any) -> None:
+        super().__init__()
+        self.first, self.pool, self.last = nn.Conv2d(3, 8, 3), nn.AdaptiveAvgPool2d(size), nn.Conv2d(8, 4, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(self.pool(self.first(x)))  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize("size", [(3, 5), 4, (None, 2)], ids=str)
+@pytest.mark.parametrize("which", ["integers", "reals"])
+def test_adaptive_pools_of_sizes_that_vary(size: Any, which: str, tmp_path: Path) -> None:
+    recipe = quant.Recipe([("first", None)] if which == "reals" else [])  # type: ignore[arg-type]
+    data = [torch.randn(2, 3, 14, 17), torch.randn(2, 3, 19, 15)]
+    q = quant.quantize_static(Pooled(size).eval(), data, recipe, progress=False)
+    for shape in ((2, 3, 14, 17), (3, 3, 23, 31), (1, 3, 7, 8)):
+        report = exported(q, tmp_path, torch.randn(shape))
+        assert largest(report) < 1e-5, report
+
+
+def test_adaptive_windows_of_unlike_sizes(tmp_path: Path) -> None:
+    """Of a size that is the same in all calls they are constants."""
+    model = Between(lambda y: torch.nn.functional.adaptive_avg_pool1d(y[:, None, :7], 3)[:, 0], 3).eval()
+    q = quant.quantize_static(model, [torch.randn(8, 12)] * 2, progress=False)
+    [windows] = [one for name, one in file_of(q)[0].constants.items() if name.endswith("windows")]
+    expected = [[1, 0, 0], [1, 0, 0], [1, 1, 0], [0, 1, 0], [0, 1, 1], [0, 0, 1], [0, 0, 1]]
+    assert windows.tolist() == expected
+    assert largest(exported(q, tmp_path, torch.randn(3, 12))) < 1e-5
+
+
+class Bags(nn.Module):
+    def __init__(self, mode: str, padding: int | None, *, last: bool = False) -> None:
+        super().__init__()
+        self.bag = nn.EmbeddingBag(40, 32, mode=mode, padding_idx=padding, include_last_offset=last)
+        self.head = nn.Linear(32, 4)
+
+    def forward(self, words: Tensor, second: Tensor | None = None) -> Tensor:
+        offsets, weights = (second, None) if words.dim() == 1 else (None, second)
+        return self.head(self.bag(words, offsets, weights))  # type: ignore[no-any-return]
+
+
+BAGS: dict[str, tuple[tuple[Any, ...], Callable[[], dict[str, Tensor]]]] = {
+    "sums": (("sum", None), lambda: {"words": torch.randint(0, 40, (3, 7))}),
+    "weighted sums": (("sum", None), lambda: {"words": torch.randint(0, 40, (3, 7)), "second": torch.rand(3, 7)}),
+    "means without padding": (("mean", 2), lambda: {"words": torch.randint(0, 4, (3, 7))}),
+    "largest": (("max", 1), lambda: {"words": torch.cat([torch.randint(0, 9, (3, 7)), torch.ones(1, 7).long()])}),
+    "offsets": (("mean", None), lambda: by_offsets(0, 4, 4, 7)),
+    "largest by offsets": (("max", 3), lambda: by_offsets(0, 4, 4, 7)),
+    "sums by all offsets": (("sum", None, True), lambda: by_offsets(0, 4, 6, 9)),
+}
+
+
+def by_offsets(*offsets: int) -> dict[str, Tensor]:
+    return {"words": torch.randint(0, 9, (9,)), "second": torch.tensor(offsets)}
+
+
+@pytest.mark.parametrize("case", BAGS)
+@pytest.mark.parametrize("how", ["static", "dynamic"])
+def test_bags_of_embeddings(case: str, how: str, tmp_path: Path) -> None:
+    (mode, padding, *last), call = BAGS[case]
+    model = Bags(mode, padding, last=bool(last)).eval()
+    if how == "static":
+        q, example = quant.quantize_static(model, [call(), call()], progress=False), None
+    else:
+        q, example = quant.quantize_dynamic(model), call()
+    assert largest(exported(q, tmp_path, call(), example_inputs=example)) < 1e-5
+
+
+@pytest.mark.parametrize("per_row", [True, False])
+def test_dynamic_layers_with_16_bits(per_row: bool, tmp_path: Path) -> None:
+    recipe = quant.Recipe(default=quant.QConfig(activation_bits=16, per_row=per_row))
+    q, x = quant.quantize_dynamic(nn.Sequential(nn.Linear(64, 32), nn.Linear(32, 8)).eval(), recipe), torch.randn(5, 64)
+    report = exported(q, tmp_path, x, example_inputs=x)
+    assert largest(report) < 1e-6
+    assert report.verification is not None
+    assert report.verification.kernels["MatMulInteger"] == 4, "two bytes of each value"
+    assert "outputs alone are compared" in str(report)
+
+
+def test_reals_that_are_rounded_by_the_inverse_of_a_scale(tmp_path: Path) -> None:
+    """x / s and x (1 / s) lie on both sides of a half for some floats; the model multiplies, and so does the file."""
+    q = quant.quantize_static(nn.Sequential(nn.Linear(64, 8)).eval(), [torch.randn(64, 64) * 3], progress=False)
+    file = file_of(q, target="avx2")[0]
+    read = next(node for node in file.nodes if node.op == "DequantizeLinear" and node.inputs[0] not in file.constants)
+    scale = file.constants[read.inputs[1]]
+    halves = (torch.arange(-100, 100) + 0.5) * scale
+    near = torch.cat([halves, torch.nextafter(halves, torch.tensor(9.0)), torch.nextafter(halves, torch.tensor(-9.0))])
+    assert bool((torch.round(near / scale) != torch.round(near * (1.0 / scale))).any()), "or the test shows nothing"
+    x = near[: len(near) // 64 * 64].reshape(-1, 64)
+    report = exported(q, tmp_path, x)
+    assert report.verification is not None
+    assert report.verification.same_bits
