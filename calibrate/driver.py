@@ -11,7 +11,6 @@ import copy
 import hashlib
 import itertools
 import os
-import sys
 import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -25,9 +24,9 @@ from quant.calibrate import distributed
 from quant.calibrate.batches import Caller, check_batches, count_samples, describe, fingerprint
 from quant.calibrate.errors import CalibrationError, CalibrationWarning, CheckpointError
 from quant.calibrate.report import unseen
+from quant.kernels.progress import progress_of
 from quant.observers import Observer
 from torch import Tensor, nn
-from tqdm import tqdm
 
 Forward = Callable[[nn.Module, Any], Any]
 """(model, batch) -> a result that is not used."""
@@ -75,7 +74,8 @@ def run(
             call, and at the end all hold the same statistics: those of all shards.
         forward: runs the model on one batch instead of that rule, as in `lambda model, batch: model(batch["x"])`.
         limit: how many batches to take (on each rank); None for all.
-        progress: a bar on standard error, with rate and remaining time; on rank 0.
+        progress: a bar on standard error, with rate and remaining time, or a line at the start and one at the end
+            where that is no terminal; on rank 0.
         checkpoint: a file to write from time to time and, if it is there, to go on from: the batches it has seen are
             read and not run, and the statistics end as they would have in one run, bit for bit. So `batches` must be
             the same in the same order, which is checked. With several ranks each has a file, named after this one.
@@ -122,15 +122,8 @@ class _Run:
         saved = self._open_checkpoint(limit)
         done = saved.progress.batches if saved else 0
         self._consistent = done == 0
-        bar = tqdm(
-            total=_total(batches, limit),
-            initial=done,
-            desc="calibrating",
-            unit="batch",
-            file=sys.stderr,
-            disable=not progress or distributed.world()[0] != 0,
-            dynamic_ncols=True,
-        )
+        shown = progress and distributed.world()[0] == 0
+        bar = progress_of("calibrating", unit="batch", total=_total(batches, limit), shown=shown, initial=done)
         try:
             with bar, evaluating(self.prepared):
                 for batch in itertools.islice(batches, limit):

@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from quant.kernels import dispatch
+from quant.kernels.progress import progress_of
 from quant.kernels.race import ROUNDS, clearly_faster, race
 from quant.kernels.tuning import FLOAT, Tuned, Tuning
 from torch import Tensor, nn
@@ -44,7 +45,7 @@ def autotune(
             result says where float is faster. The int8 model is not changed for it: see `Tuning.float_rules`.
         backends: names of `quant.kernels.available()` to try besides the dispatcher's choice; None tries all that can
             be used here, except the reference.
-        progress: show a progress bar, and print the table.
+        progress: a bar on standard error, two lines where that is no terminal; and print the table.
         clock: returns seconds.
         BackendUnavailable: a name in `backends` does not exist or cannot be used here.
     """
@@ -203,10 +204,8 @@ def _shapes(tree: Any) -> str:
     return ""
 
 
-def _shown(groups: Sequence[_Group], progress: bool) -> Iterable[_Group]:
-    if not progress:
-        return groups
-    from tqdm import tqdm  # not with the package: kernels are imported where nothing is shown
-
-    shown: Iterable[_Group] = tqdm(groups, desc="autotune", unit="layer", disable=None)
-    return shown
+def _shown(groups: Sequence[_Group], progress: bool) -> Iterator[_Group]:
+    with progress_of("autotune", unit="layer", total=len(groups), shown=progress) as bar:
+        for group in groups:
+            yield group
+            bar.update()

@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import functools
 import hashlib
+import json
 import os
 import platform
 import re
@@ -374,17 +375,27 @@ def _run(command: list[str]) -> None:
         raise BuildError(f"{' '.join(command)}\n{result.stderr.strip()[-4000:]}")
 
 
-def _main_core(cxx: str, arch: str, output: Path, force: bool) -> int:
-    if not force and core_is_current(cxx, arch, output):
-        print(f"the core is up to date: {output}")
-        return 0
-    print(f"compiling {len(core_sources(arch))} files of the core for {arch} with {cxx} ...")
-    print(f"built {build_core(cxx, arch, output)}")
+def _main_core(options: argparse.Namespace, cxx: str, arch: str) -> int:
+    if not options.force and core_is_current(cxx, arch, options.core):
+        return _done(options, f"the core is up to date: {options.core}", options.core, built=False)
+    _say(options, f"compiling {len(core_sources(arch))} files of the core for {arch} with {cxx} ...")
+    output = build_core(cxx, arch, options.core)
+    return _done(options, f"built {output}", output, built=True)
+
+
+def _say(options: argparse.Namespace, words: str) -> None:
+    if not options.json:
+        print(words)
+
+
+def _done(options: argparse.Namespace, words: str, output: Path, *, built: bool) -> int:
+    """Say what is there now; returns the exit status."""
+    print(json.dumps({"file": str(output), "built": built}) if options.json else words)
     return 0
 
 
-def main(arguments: list[str] | None = None) -> int:
-    """The command line; returns the exit status."""
+def make_parser() -> argparse.ArgumentParser:
+    """The arguments of `quant build`."""
     parser = argparse.ArgumentParser(
         prog="quant build", description="Compile the kernels for the torch installed here."
     )
@@ -395,26 +406,32 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--core", type=Path, metavar="FILE", help="write the core's static library too")
     parser.add_argument("--core-only", action="store_true", help="--core and no extension; needs no torch")
     parser.add_argument("--force", action="store_true", help="compile even where nothing has changed")
+    parser.add_argument("--json", action="store_true", help="print the file and whether it was compiled now, as JSON")
+    return parser
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """The command line; returns the exit status."""
+    parser = make_parser()
     options = parser.parse_args(arguments)
     if options.core_only and options.core is None:
         parser.error("--core-only needs --core FILE")
     try:
         if options.core_only:
-            return _main_core(
-                options.cxx or require_compiler(), options.arch or host_arch(), options.core, options.force
-            )
+            return _main_core(options, options.cxx or require_compiler(), options.arch or host_arch())
         torch_dir = options.torch_dir or torch_folder()
         target = Target(options.cxx or require_compiler(), torch_dir, options.arch or host_arch(), options.out)
         has_core = options.core is None or core_is_current(target.cxx, target.arch, options.core)
         if not options.force and is_current(target) and has_core:
-            print(f"kernels are up to date: {target.output}")
-            return 0
-        print(f"compiling {len(sources(target))} files for {target.arch} with {target.cxx} (about a minute) ...")
-        print(f"built {build(target, core=options.core)}")
+            return _done(options, f"kernels are up to date: {target.output}", target.output, built=False)
+        _say(
+            options, f"compiling {len(sources(target))} files for {target.arch} with {target.cxx} (about a minute) ..."
+        )
+        output = build(target, core=options.core)
     except BuildError as error:
         print(f"quant build: {error}", file=sys.stderr)
         return 1
-    return 0
+    return _done(options, f"built {output}", output, built=True)
 
 
 if __name__ == "__main__":

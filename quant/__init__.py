@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from quant import calibrate, observers, types
     from quant.artefact import ArtefactError, load, save
     from quant.autoquant import autoquant
+    from quant.benchmark import benchmark
     from quant.compare import compare
     from quant.convert import NotCalibrated, convert
     from quant.dynamic import quantize_dynamic
@@ -48,6 +49,7 @@ __all__ = [
     "RecipeError",
     "Report",
     "autoquant",
+    "benchmark",
     "calibrate",
     "check_optimizer",
     "compare",
@@ -81,6 +83,7 @@ __version__ = "0.1.0.dev0"
 _MODULES = {
     "artefact": ("ArtefactError", "load", "save"),
     "autoquant": ("autoquant",),
+    "benchmark": ("benchmark",),
     "compare": ("compare",),
     "convert": ("NotCalibrated", "convert"),
     "dynamic": ("quantize_dynamic",),

@@ -74,7 +74,7 @@ def quantize_dynamic(
         forward: called with (model, batch) where the model is not simply called with its inputs.
         samples: the most samples of `batches` that are used.
         checkpoint: a file that rounding writes after each block of layers and goes on from, to the same bits.
-        progress: of rounding, a bar on standard error.
+        progress: of rounding, a bar on standard error, two lines where that is no terminal.
 
     Returns:
         The quantised model; `quant.summary` of it says what became of each module.

@@ -10,14 +10,12 @@ from __future__ import annotations
 import contextlib
 import itertools
 import os
-import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from tqdm import tqdm
 
 from quant.calibrate import CalibrationError, DataError
 from quant.calibrate.batches import Caller, check_batches, count_samples, describe
@@ -25,6 +23,7 @@ from quant.calibrate.checkpoint import check_folder
 from quant.calibrate.driver import Forward, evaluating
 from quant.dynamic_decisions import Decision
 from quant.kernels import QScheme, narrow, weight_scheme
+from quant.kernels.progress import progress_of
 from quant.kernels.scheme import weight_scale
 from quant.nn import Linear
 from quant.nn.linear import Conv1D
@@ -85,7 +84,7 @@ def round_by_data(
         groups = [layers]
     run = forward or _by_rule(model)
     weights = {id(one): _weight(one.module) for one in layers}
-    bar = tqdm(total=len(layers), desc=f"rounding ({method})", unit="layer", file=sys.stderr, disable=not progress)
+    bar = progress_of(f"rounding ({method})", unit="layer", total=len(layers), shown=progress)
     with contextlib.ExitStack() as undo, bar, evaluating(model), torch.no_grad():
         for one in layers:
             before = weights[id(one)].detach().clone()

@@ -56,7 +56,7 @@ def quantize_static(
             "gptq" (seconds) or "adaround" (minutes), as `quant.learn_rounding` does with its defaults. Of 4 bits and
             fewer it decides whether a model is of use; of 8 bits it gains little.
         checkpoint: as for `quant.learn_rounding`.
-        progress: show a progress bar.
+        progress: a bar on standard error, two lines where that is no terminal.
         smooth: look at what linear layers and convolutions get for the first batches, and, where the measured error of
             their outputs says so, scale outlier channels into the weights (Xiao et al. 2022, arXiv:2211.10438) or
             give a layer 16-bit activations. The report says where, with the error before and after.

@@ -7,6 +7,7 @@ def worst(comparison: Comparison) -> str: ...
 
 from quant.artefact import ArtefactError
 from quant.autoquant import Autoquantized, Trial
+from quant.benchmark import Benchmark, Latency, Memory, StepTime, Threads
 from quant.calibrate import Calibration, CalibrationError, CalibrationWarning, CheckpointError, DataError, Row
 from quant.compare import Comparison
 from quant.convert import NotCalibrated
@@ -28,6 +29,7 @@ __all__ = [
     "ArtefactError",
     "Autoquantized",
     "BackendUnavailable",
+    "Benchmark",
     "Calibration",
     "CalibrationError",
     "CalibrationWarning",
@@ -36,7 +38,9 @@ __all__ = [
     "Comparison",
     "DataError",
     "Histogram",
+    "Latency",
     "LayerSensitivity",
+    "Memory",
     "MetricError",
     "MetricWarning",
     "NoDataSeen",
@@ -51,6 +55,8 @@ __all__ = [
     "Sensitivity",
     "StepError",
     "StepParity",
+    "StepTime",
+    "Threads",
     "Trial",
     "Tuned",
     "Tuning",

@@ -91,6 +91,7 @@ class Sheet:
     def __str__(self) -> str:
         head = (
             f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {_text(self.height)}" role="img" '
+            f'font-family="system-ui, sans-serif" '
             f'aria-label="{escape(self.title)}">\n<title>{escape(self.title)}</title>\n'
         )
         return head + "\n".join(self.elements) + "\n</svg>\n"
@@ -98,6 +99,39 @@ class Sheet:
 
 def _text(value: object) -> str:
     return f"{value:.1f}".removesuffix(".0") if isinstance(value, float) else str(value)
+
+
+SPEEDS = (
+    ("LSTM, 2 layers of 512", 1.35, 10.8),
+    ("GRU, 2 layers of 512", 3.0, 12.0),
+    ("ResNet-18", 1.22, 7.3),
+    ("ResNet-50", 1.14, 8.7),
+    ("MobileNetV2", 1.38, 12.6),
+    ("EfficientNet-Lite0", 1.73, 12.4),
+    ("BERT-base, 4 layers", 1.13, 8.5),
+)
+"""Network, time of the fastest peer in int8 over ours, and of float: the README's table (`make bench`, one thread)."""
+
+
+def speed() -> Sheet:
+    sheet = Sheet(232, "Time of a call over Octet's: float, and the fastest other int8 library")
+    left, unit, top, step = 128.0, 16.5, 30.0, 27.0
+    sheet.area(0, 0, WIDTH, 232, fill="paper", round=8)
+    sheet.text(left - 6, 14, "time over ours", size=11, fill="soft", anchor="end")
+    sheet.area(left, 6, 9, 9, fill="line")
+    sheet.text(left + 13, 14, "float", size=11, fill="soft")
+    sheet.area(left + 52, 6, 9, 9, fill="red")
+    sheet.text(left + 65, 14, "fastest int8 peer", size=11, fill="soft")
+    for place, (network, peer, real) in enumerate(SPEEDS):
+        y = top + place * step
+        sheet.text(left - 6, y + 14, network, size=11, anchor="end")
+        for row, (ratio, fill) in enumerate(((real, "line"), (peer, "red"))):
+            sheet.area(left, y + 10 * row, unit * ratio, 9, fill=fill)
+            sheet.text(left + unit * ratio + 3, y + 8 + 10 * row, f"{ratio:g}", size=9, fill="soft")
+    bottom = top + len(SPEEDS) * step
+    sheet.line(left + unit, top - 4, left + unit, bottom, stroke="blue", width=1.5)
+    sheet.text(left + unit, bottom + 11, "ours", size=11, fill="blue", anchor="middle")
+    return sheet
 
 
 def jobs() -> Sheet:
@@ -338,7 +372,7 @@ def trouble() -> Sheet:
 
 
 DRAWINGS: dict[str, Callable[[], Sheet]] = {
-    one.__name__: one for one in (jobs, numbers, ranges, saturation, plan, capture, trouble)
+    one.__name__: one for one in (speed, jobs, numbers, ranges, saturation, plan, capture, trouble)
 }
 
 if __name__ == "__main__":

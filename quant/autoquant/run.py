@@ -12,7 +12,6 @@ from typing import Any, Literal
 
 import torch
 from torch import nn
-from tqdm import tqdm
 
 from quant.autoquant.candidates import FLOAT, NARROW, Form, Plan
 from quant.autoquant.costs import default_clock
@@ -22,6 +21,7 @@ from quant.autoquant.search import Search
 from quant.autoquant.trials import Bench, Trial, score_in, score_out
 from quant.calibrate.checkpoint import check_folder
 from quant.calibrate.driver import Forward
+from quant.kernels.progress import progress_of
 from quant.kernels.race import Clock
 from quant.metric import Evaluate, Metric
 from quant.prepare import check_model
@@ -75,7 +75,7 @@ def autoquant(
         forward: called with (model, batch) in calibration, where the model is not simply called with its inputs.
         example_inputs: what the model is captured and timed with; None takes the first call.
         limit: batches of `data` to take at most.
-        progress: show a progress bar with the best so far; nothing without a terminal.
+        progress: show a progress bar with the best so far; two lines without a terminal.
         clock: returns seconds; None takes this thread's time where torch has one thread, else the time of the wall.
 
     Returns:
@@ -105,7 +105,7 @@ def autoquant(
     records = Records(path, identity(weights, calibrated.data, calibrated.own_recipe, calibrated.example))
     score = score_in(records.get("scores", Plan(Form.FLOAT).key, lambda: first or score_out(metric.of_float(model))))
     metric.noise = records.get("metric", "noise", lambda: metric.noise)
-    bar = tqdm(total=max_evaluations, desc="autoquant", unit="model", disable=None if progress else True)
+    bar = progress_of("autoquant", unit="model", total=max_evaluations, shown=progress)
 
     def told(trial: Trial, best: Trial) -> None:
         bar.update()

@@ -6,13 +6,15 @@
     quant report --model package.module:factory --data photos/ --out report.html
     quant sensitivity --model package.module:factory --data photos/ --metric package.module:accuracy
     quant autoquant --model package.module:factory --data photos/ --metric package.module:accuracy --max-drop 0.005
+    quant bench model.q8 --model package.module:factory --shape 1x3x224x224
     quant export model.q8 --model package.module:factory --format runner --out runner.q8
     quant run runner.q8 --input image.npy --output classes.npy
     quant import int8.onnx --out runner.q8
     quant doctor
 
-Arguments and errors are handled here; `commands.py` does the work. Exit status: 0, or 2 with one line on
-standard error that says what was wrong and the way out. Nothing is imported before it is needed.
+Arguments and errors are handled here; `commands.py` does the work. Exit status: 0; 2 with one line on standard error
+that says what was wrong and the way out; 1 where `quant build` does not compile, or with a traceback at a fault of
+ours; 130 after Ctrl-C. Nothing is imported before it is needed.
 """
 
 from __future__ import annotations
@@ -23,11 +25,13 @@ import warnings
 from collections.abc import Callable, Sequence
 
 import quant
-from quant.cli import calibrate_command, export_command, import_command, report_command, search_commands
+from quant.cli import bench_command, calibrate_command, export_command, import_command, report_command, search_commands
+from quant.cli.arguments import add_model_arguments, add_recipe_arguments
+from quant.cli.completion import SHELLS
 from quant.cli.errors import UserError
-from quant.cli.recipe_arguments import add_recipe_arguments
 
-MODEL_HELP = "a callable without arguments that returns the model, or the model itself; the current folder is searched"
+INTERRUPTED = 130
+"""The exit status after Ctrl-C, as a shell gives it to a program that SIGINT ended."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -46,6 +50,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         except BrokenPipeError:  # the reader, `head` say, has seen enough
             sys.stderr.close()
             return 0
+        except KeyboardInterrupt:
+            print(f"\nquant {options.command}: interrupted", file=sys.stderr)
+            return INTERRUPTED
 
 
 def _command(name: str) -> Callable[[argparse.Namespace, list[str]], int]:
@@ -63,7 +70,7 @@ def make_parser() -> argparse.ArgumentParser:
     verbs = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
 
     dynamic = verbs.add_parser("dynamic", help="make a model's weights int8, ranges of activations at run time")
-    _add_model(dynamic, required=True)
+    add_model_arguments(dynamic, required=True)
     dynamic.add_argument("--out", metavar="FILE.safetensors", help="write the quantised model there, for `quant.load`")
     add_recipe_arguments(dynamic)
     dynamic.add_argument("--json", action="store_true", help="print the report as JSON")
@@ -72,24 +79,22 @@ def make_parser() -> argparse.ArgumentParser:
     summary.add_argument(
         "file", nargs="?", metavar="FILE", help="a file that `quant dynamic` or `quant calibrate` wrote"
     )
-    _add_model(summary, required=False)
+    add_model_arguments(summary, required=False)
     summary.add_argument("--json", action="store_true", help="print the report as JSON")
 
     calibrate_command.add_parser(verbs)
     report_command.add_parser(verbs)
     search_commands.add_parsers(verbs)
+    bench_command.add_parser(verbs)
     export_command.add_parsers(verbs)
     import_command.add_parser(verbs)
 
     doctor = verbs.add_parser("doctor", help="CPU, torch, the compiled kernels, and why a backend is missing")
     doctor.add_argument("--json", action="store_true", help="print the findings as JSON")
 
+    completion = verbs.add_parser("completion", help="a script that completes these commands in a shell")
+    completion.add_argument("shell", choices=SHELLS, help="the shell that reads it")
+    completion.add_argument("--json", action="store_true", help="print the script as JSON")
+
     verbs.add_parser("build", help="compile the kernels for the torch installed here", add_help=False)
     return parser
-
-
-def _add_model(parser: argparse.ArgumentParser, *, required: bool) -> None:
-    parser.add_argument("--model", required=required, metavar="PACKAGE.MODULE:FACTORY", help=MODEL_HELP)
-    parser.add_argument(
-        "--weights", metavar="FILE", help="the model's state dict: .safetensors, or .pt, .pth, .bin with tensors alone"
-    )

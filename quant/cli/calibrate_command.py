@@ -6,8 +6,8 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from quant.cli.arguments import add_recipe_arguments
 from quant.cli.errors import UserError, one_line, with_type
-from quant.cli.recipe_arguments import add_recipe_arguments
 
 if TYPE_CHECKING:
     from torch import nn

@@ -8,6 +8,7 @@ import argparse
 import json
 from pathlib import Path
 
+from quant.cli.bench_command import bench
 from quant.cli.calibrate_command import calibrate
 from quant.cli.errors import UserError
 from quant.cli.export_command import export, run
@@ -67,6 +68,17 @@ def doctor(options: argparse.Namespace, rest: list[str]) -> int:
     return 0
 
 
+def completion(options: argparse.Namespace, rest: list[str]) -> int:
+    """Print a shell's completion script."""
+    from quant.cli import make_parser
+    from quant.cli.completion import script
+    from quant.kernels.build import make_parser as make_build_parser
+
+    text = script(options.shell, make_parser(), {"build": make_build_parser()})
+    print(json.dumps({"shell": options.shell, "script": text}) if options.json else text, end="\n" * options.json)
+    return 0
+
+
 def build(options: argparse.Namespace, rest: list[str]) -> int:
     """Compile the kernels: `quant.kernels.build`, whose arguments these are."""
     from quant.kernels.build import main
@@ -79,8 +91,10 @@ def build(options: argparse.Namespace, rest: list[str]) -> int:
 
 __all__ = [
     "autoquant",
+    "bench",
     "build",
     "calibrate",
+    "completion",
     "doctor",
     "dynamic",
     "export",

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 import quant
+from quant.cli import gains
 from quant.kernels import build, dispatch, ops
 
 CPUINFO = Path("/proc/cpuinfo")
@@ -26,7 +27,7 @@ INSTEAD = {
 def examine() -> dict[str, Any]:
     """Every finding, JSON-ready. Nothing here fails where something is missing: what is missing is a finding."""
     in_use = "none, the kernels are not loaded" if ops.extension_problem() else str(torch.ops.octet_native.isa())
-    return {
+    findings: dict[str, Any] = {
         "version": quant.__version__,
         "python": platform.python_version(),
         "torch": torch.__version__,
@@ -45,7 +46,9 @@ def examine() -> dict[str, Any]:
         "default_backend": _default_backend(),
         "fbgemm_gpu": _fbgemm_gpu(),
         "environment": {name: value for name, value in sorted(os.environ.items()) if name.startswith("QUANT_")},
+        "system": gains.system(),
     }
+    return {**findings, "gains": gains.gains(findings)}
 
 
 def as_text(findings: dict[str, Any]) -> str:
@@ -65,6 +68,7 @@ def as_text(findings: dict[str, Any]) -> str:
     for name, reason in findings["backends"].items():
         lines.append(f"  {name:<10} {'missing: ' + reason if reason else 'usable'}")
     lines += [f"set          {name}={value}" for name, value in findings["environment"].items()]
+    lines += [f"could gain   {sentence}" for sentence in findings["gains"]]
     return "\n".join(lines)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 import time
 from pathlib import Path
 from statistics import median
@@ -36,12 +37,16 @@ def add_parsers(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
         default=[],
         help="an input, once for each: needed by pt2 and pte, and by models whose dynamic layers are all that is int8",
     )
+    export.add_argument(
+        "--json", action="store_true", help="print the file, its size and what the writer reports as JSON"
+    )
     run = verbs.add_parser("run", help="run a file of `quant export --format runner` on arrays")
     run.add_argument("file", metavar="FILE", help="a file with a part for the runner")
     run.add_argument("--input", metavar="FILE.npy", action="append", default=[], help="once for each input, in order")
     run.add_argument("--output", metavar="FILE.npy", action="append", default=[], help="once for each output, in order")
     run.add_argument("--repeat", type=int, default=0, metavar="N", help="run N times more, and print the times")
     run.add_argument("--threads", type=int, metavar="N", help="threads of one run (default: torch's)")
+    run.add_argument("--json", action="store_true", help="print the outputs' types and shapes, and the times, as JSON")
 
 
 def export(options: argparse.Namespace, rest: list[str]) -> int:
@@ -54,7 +59,7 @@ def export(options: argparse.Namespace, rest: list[str]) -> int:
     out, source = files.writable(Path(options.out), chosen.suffix), Path(options.file)
     if not source.is_file():
         raise UserError(f"there is no file {source}")
-    example = tuple(_array(name, "--example") for name in options.example) or None
+    example = tuple(files.read_array(name, "--example") for name in options.example) or None
     float_model = files.load_model(options.model, None).eval()
     # ArtefactError and ExportError are ValueErrors.
     try:
@@ -63,9 +68,14 @@ def export(options: argparse.Namespace, rest: list[str]) -> int:
         raise UserError(one_line(error)) from error
     except (LookupError, RuntimeError) as error:  # of the model's own forward, captured on the examples
         raise UserError(with_type(error)) from error
+    size = out.stat().st_size
+    if options.json:
+        said = None if report is None else str(report)
+        print(json.dumps({"file": str(out), "format": options.format, "bytes": size, "report": said}, indent=2))
+        return 0
     if report is not None:
         print(report)
-    print(f"wrote {out} ({out.stat().st_size / 1024:.1f} KiB)")
+    print(f"wrote {out} ({size / 1024:.1f} KiB)")
     return 0
 
 
@@ -87,7 +97,7 @@ def run(options: argparse.Namespace, rest: list[str]) -> int:
         torch.set_num_threads(options.threads)
     try:
         model = read_runner_file(Path(options.file))
-        inputs = [_array(name, "--input") for name in options.input]
+        inputs = [files.read_array(name, "--input") for name in options.input]
         outputs = model(inputs)
         taken = []
         for _ in range(options.repeat):
@@ -98,30 +108,24 @@ def run(options: argparse.Namespace, rest: list[str]) -> int:
         raise UserError(one_line(error)) from error
     if len(outs) > len(outputs):
         raise UserError(f"--output is given {len(outs)} times, the model has {len(outputs)} outputs")
-    _report(model.outputs, outputs, outs, taken)
+    _report(model.outputs, outputs, outs, taken, as_json=options.json)
     return 0
 
 
-def _array(name: str, option: str) -> Any:
-    import numpy
-    import torch
-
-    try:
-        with open(name, "rb") as file:
-            array = numpy.lib.format.read_array(file, allow_pickle=False)
-        return torch.from_numpy(numpy.ascontiguousarray(array))
-    except Exception as error:  # numpy's reader ends in errors of many kinds: tokenize's and MemoryError among them
-        words = " ".join(str(error).split())
-        raise UserError(f"{option}: {name} is no .npy file of numbers: {words}") from error
-
-
-def _report(described: Any, outputs: list[Any], outs: list[Path], taken: list[float]) -> None:
+def _report(described: Any, outputs: list[Any], outs: list[Path], taken: list[float], *, as_json: bool) -> None:
     """Write the outputs that are asked for, and print all."""
     import numpy
 
     for path, value in zip(outs, outputs, strict=False):
         numpy.save(path, value.contiguous().numpy())
-    for (name, _, _), value in zip(described, outputs, strict=True):
-        print(f"output {name} {str(value.dtype).removeprefix('torch.')} {tuple(value.shape)}")
+    rows = [
+        {"name": name, "dtype": str(value.dtype).removeprefix("torch."), "shape": list(value.shape)}
+        for (name, _, _), value in zip(described, outputs, strict=True)
+    ]
+    if as_json:
+        print(json.dumps({"outputs": rows, "milliseconds": taken}, indent=2))
+        return
+    for row in rows:
+        print(f"output {row['name']} {row['dtype']} {tuple(row['shape'])}")
     if taken:
         print(f"{len(taken)} runs: median {median(taken):.3f} ms, least {min(taken):.3f} ms")

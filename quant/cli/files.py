@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import importlib
 import os
 import pickle
@@ -12,6 +13,7 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, cast
 
+import numpy
 import safetensors
 import safetensors.torch
 import torch
@@ -212,6 +214,33 @@ def writable(path: Path, suffix: str | None = ".safetensors", option: str = "--o
             return path
     except OSError as error:
         raise UserError(f"{option}: cannot write in {path.parent}: {error.strerror or error}") from error
+
+
+def writable_outputs(options: argparse.Namespace, **suffixes: str | None) -> dict[str, Path]:
+    """The files that were asked for, by option; known before the work that they can be written."""
+    paths = {name: getattr(options, name) for name in suffixes}
+    return {name: writable(Path(path), suffixes[name], f"--{name}") for name, path in paths.items() if path is not None}
+
+
+def say_written(options: argparse.Namespace, outputs: Mapping[str, Path]) -> int:
+    """Print which files were written, but not with --json; returns the exit status."""
+    for path in () if options.json else outputs.values():
+        print(f"wrote {path} ({path.stat().st_size / 1024:.1f} KiB)")
+    return 0
+
+
+def read_array(name: str, option: str) -> Tensor:
+    """The tensor of a .npy file that an option names.
+
+    Raises:
+        UserError: it cannot be read, or holds no numbers.
+    """
+    try:
+        with open(name, "rb") as file:
+            array = numpy.lib.format.read_array(file, allow_pickle=False)
+        return torch.from_numpy(numpy.ascontiguousarray(array))
+    except Exception as error:  # numpy's reader ends in errors of many kinds: tokenize's and MemoryError among them
+        raise UserError(f"{option}: {name} is no .npy file of numbers: {_one_line(error)}") from error
 
 
 def save(model: nn.Module, path: Path) -> None:

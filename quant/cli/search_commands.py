@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from quant.cli.arguments import add_recipe_arguments
 from quant.cli.calibrate_command import check_backend
 from quant.cli.errors import UserError, one_line, with_type
-from quant.cli.recipe_arguments import add_recipe_arguments
 
 if TYPE_CHECKING:
     from torch import nn
@@ -53,8 +52,9 @@ def _add_data(parser: argparse.ArgumentParser) -> None:
 def sensitivity(options: argparse.Namespace, rest: list[str]) -> int:
     """Print the table, or with --json the numbers; write --out and --plot."""
     import quant
+    from quant.cli import files
 
-    outputs = _writable(options, out=".json", plot=".svg")
+    outputs = files.writable_outputs(options, out=".json", plot=".svg")
     model, settings = _model_and_settings(options)
     metric = None if options.metric is None else _function(options.metric)
     found = _run(lambda: quant.sensitivity(model, _batches(options), metric, **settings))
@@ -63,7 +63,7 @@ def sensitivity(options: argparse.Namespace, rest: list[str]) -> int:
         found.to_json(outputs["out"])
     if "plot" in outputs:
         found.plot(outputs["plot"])
-    return _said(options, outputs)
+    return files.say_written(options, outputs)
 
 
 def autoquant(options: argparse.Namespace, rest: list[str]) -> int:
@@ -71,7 +71,7 @@ def autoquant(options: argparse.Namespace, rest: list[str]) -> int:
     import quant
     from quant.cli import files
 
-    outputs = _writable(options, out=None, recipe=".json", plot=".svg")
+    outputs = files.writable_outputs(options, out=None, recipe=".json", plot=".svg")
     model, settings = _model_and_settings(options)
     metric = _function(options.metric)
     found = _run(
@@ -95,19 +95,7 @@ def autoquant(options: argparse.Namespace, rest: list[str]) -> int:
         if found.recipe is None:
             raise UserError("--out: the float model is the best within --max-drop, so there is no int8 model to write")
         files.save(found.model, outputs["out"])
-    return _said(options, outputs)
-
-
-def _writable(options: argparse.Namespace, **suffixes: str | None) -> dict[str, Path]:
-    """The files that were asked for, by option; known before the work that they can be written."""
-    from quant.cli import files
-
-    paths = {name: getattr(options, name) for name in suffixes}
-    return {
-        name: files.writable(Path(path), suffixes[name], f"--{name}")
-        for name, path in paths.items()
-        if path is not None
-    }
+    return files.say_written(options, outputs)
 
 
 def _model_and_settings(options: argparse.Namespace) -> tuple[nn.Module, dict[str, Any]]:
@@ -158,9 +146,3 @@ def _run(call: Callable[[], Any]) -> Any:
         return call()
     except (CalibrationError, TypeError, ValueError, OSError) as error:
         raise UserError(one_line(error)) from error
-
-
-def _said(options: argparse.Namespace, outputs: dict[str, Path]) -> int:
-    for path in () if options.json else outputs.values():
-        print(f"wrote {path} ({path.stat().st_size / 1024:.1f} KiB)")
-    return 0

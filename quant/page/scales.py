@@ -45,11 +45,11 @@ def drawn_bars(path: str | os.PathLike[str], title: str, bars: Sequence[tuple[st
         y = (place + 2) * ROW
         length = BARS * (min(max(value, 0.0), top) / top if math.isfinite(value) else 1.0)
         rows += [
-            _text(LABEL - 8, y + 15, _short(name), anchor="end"),
+            svg_text(LABEL - 8, y + 15, _short(name), anchor="end"),
             tag("rect", x=LABEL, y=y + 3, width=f"{length:.1f}", height=ROW - 6, fill=BLUE),
-            _text(LABEL + length + 6, y + 15, f"{value:.1f}", fill=SOFT),
+            svg_text(LABEL + length + 6, y + 15, f"{value:.1f}", fill=SOFT),
         ]
-    _write(path, LABEL + BARS + NUMBER, (len(bars) + 3) * ROW, title, join(*rows))
+    write_svg(path, LABEL + BARS + NUMBER, (len(bars) + 3) * ROW, title, join(*rows))
 
 
 def drawn_points(
@@ -71,10 +71,10 @@ def drawn_points(
 
     drawn = [tag("rect", x=left, y=above, width=wide, height=high, fill="none", stroke=LINE)]
     for end in (0, 1):
-        drawn.append(_text(left + wide * end, above + high + 18, f"{xs[end]:.4g}", anchor="middle", fill=SOFT))
-        drawn.append(_text(left - 8, above + high * (1 - end) + 4, f"{ys[end]:.4g}", anchor="end", fill=SOFT))
-    drawn.append(_text(left + wide / 2, above + high + 34, axes[0], anchor="middle"))
-    drawn.append(_text(left, above - 8, axes[1]))
+        drawn.append(svg_text(left + wide * end, above + high + 18, f"{xs[end]:.4g}", anchor="middle", fill=SOFT))
+        drawn.append(svg_text(left - 8, above + high * (1 - end) + 4, f"{ys[end]:.4g}", anchor="end", fill=SOFT))
+    drawn.append(svg_text(left + wide / 2, above + high + 34, axes[0], anchor="middle"))
+    drawn.append(svg_text(left, above - 8, axes[1]))
     if floor is not None:
         y = place(xs[0], floor)[1]
         drawn.append(
@@ -85,8 +85,8 @@ def drawn_points(
         dot = tag("circle", cx=f"{x:.1f}", cy=f"{y:.1f}", r=6 if one.marked else 4, fill=RED if one.marked else BLUE)
         drawn.append(tag("g", tag("title", one.says), dot))
         if one.marked:
-            drawn.append(_text(x + 9, y + 4, one.says))
-    _write(path, left + wide + 160, above + high + 50, title, join(*drawn))
+            drawn.append(svg_text(x + 9, y + 4, one.says))
+    write_svg(path, left + wide + 160, above + high + 50, title, join(*drawn))
 
 
 def _span(values: Sequence[float]) -> tuple[float, float]:
@@ -100,15 +100,23 @@ def _short(name: str) -> str:
     return name if len(name) <= 36 else f"...{name[-33:]}"
 
 
-def _text(x: float, y: float, words: str, anchor: str = "start", fill: str = INK) -> Markup:
+def svg_text(x: float, y: float, words: str, anchor: str = "start", fill: str = INK) -> Markup:
+    """A line of text that begins, ends or has its middle at x, by the anchor."""
     return tag("text", words, x=f"{x:.1f}", y=f"{y:.1f}", text_anchor=anchor, fill=fill, style=f"font:{FONT}")
 
 
-def _write(path: str | os.PathLike[str], width: float, height: float, title: str, content: Markup) -> None:
+def write_svg(path: str | os.PathLike[str], width: float, height: float, title: str, content: Markup) -> None:
+    """Write a drawing with its title on a white ground.
+
+    Raises:
+        ValueError: `path` does not end in .svg.
+    """
     where = Path(path)
     if where.suffix != ".svg":
         raise ValueError(f"plot: {where.name} ends in {where.suffix!r}, expected .svg")
     ground = tag("rect", x=0, y=0, width=width, height=height, fill="#ffffff")
     size = {"width": f"{width:.0f}", "height": f"{height:.0f}", "viewBox": f"0 0 {width:.0f} {height:.0f}"}
-    drawing = tag("svg", ground, _text(12, 22, title), content, xmlns="http://www.w3.org/2000/svg", role="img", **size)
+    drawing = tag(
+        "svg", ground, svg_text(12, 22, title), content, xmlns="http://www.w3.org/2000/svg", role="img", **size
+    )
     where.write_text(drawing + "\n", encoding="utf-8")

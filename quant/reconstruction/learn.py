@@ -8,7 +8,6 @@ of a block together (`blocks.py`).
 from __future__ import annotations
 
 import os
-import sys
 import time
 import warnings
 from collections.abc import Iterable, Iterator
@@ -18,13 +17,13 @@ from typing import Any
 
 import torch
 from torch import nn
-from tqdm import tqdm
 
 from quant.calibrate import CalibrationWarning, DataError
 from quant.calibrate.batches import Caller, check_batches, count_samples
 from quant.calibrate.checkpoint import check_folder
 from quant.calibrate.driver import Forward, evaluating
 from quant.graph import Kind
+from quant.kernels.progress import progress_of
 from quant.ops.operator import Weighted
 from quant.ops.step import Step
 from quant.qat.runner import TrainingRunner
@@ -130,7 +129,7 @@ def learn_rounding(
         seed: of what is drawn: the order of batches, and lines of large images.
         checkpoint: a file that is written after each block and, if it is there, gone on from. The result is to the bit
             that of one run, with as many threads.
-        progress: a bar on standard error.
+        progress: a bar on standard error, two lines where that is no terminal.
 
     Raises:
         ValueError: a setting that does not exist; `prepared` is no calibrated model; no layer can be rounded anew.
@@ -155,7 +154,7 @@ def learn_rounding(
         if not any(calls.values()):
             raise DataError("quant.learn_rounding: the batches never call the model; nothing was learned")
         total = sum(len(_layers(one)) for one in units.values() if calls[id(one)])
-        bar = tqdm(total=total, desc=f"rounding ({method})", unit="layer", file=sys.stderr, disable=not progress)
+        bar = progress_of(f"rounding ({method})", unit="layer", total=total, shown=progress)
         with bar:
             for name, runner in units.items():
                 if not calls[id(runner)]:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import contextlib
 import functools
 from collections.abc import Sequence
-from typing import Any
+from contextlib import AbstractContextManager
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -51,6 +52,16 @@ from quant.runtime.uncaptured import warn_once
 from quant.runtime.user_replacements import ProgramOrigin
 from quant.runtime.values import Held
 from quant.runtime.write_rollback import undone_at_mismatch
+
+
+class StepTimer(Protocol):
+    """What `execute_timed` tells the times."""
+
+    def add(self, instruction: Instruction, operation: str, seconds: float, *, ends: bool) -> None:
+        """An operation of a native call, which is a part of the instruction; `ends`: the last one."""
+
+    def measure(self, instruction: Instruction) -> AbstractContextManager[None]:
+        """The context in which an instruction runs by itself."""
 
 
 def names_more_than_registers(output: Any) -> bool:
@@ -205,6 +216,29 @@ class ProgramRunner(Programs):
         else:
             steps, drops = self._with_runs(program, planned)
             self._steps(program, steps, drops, registers, backend.name)
+        return self._output(program, registers)
+
+    def execute_timed(self, program: Program, registers: dict[int, Any], timer: StepTimer) -> Any:
+        """As `execute`; `timer` is told of each instruction, and of each operation of a native call, with its time."""
+        backend = dispatch.current(self.backend)
+        planned = self._schedule(program, backend)
+        steps, drops = (program.instructions, program.drops) if planned is None else (planned.steps, planned.drops)
+        for step, gone in zip(steps, drops, strict=True):
+            singles: Sequence[Instruction] = () if isinstance(step, Region) else (step,)
+            if isinstance(step, Region):
+                lines = step.run_timed(registers, self, backend.name)
+                singles = step.tail if lines is not None else (*step.instructions, *step.tail)
+                for line in lines or ():
+                    timer.add(line.instruction, line.operation, line.seconds, ends=line.ends)
+            for instruction in singles:
+                with timer.measure(instruction):
+                    self._steps(program, [instruction], [[]], registers, backend.name if planned else "")
+            for register in gone:
+                registers.pop(register, None)
+        return self._output(program, registers)
+
+    @staticmethod
+    def _output(program: Program, registers: dict[int, Any]) -> Any:
         if type(program.output) is Ref:
             output = registers[program.output.index]
         else:

@@ -9,7 +9,7 @@ import functools
 import re
 import weakref
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -27,6 +27,19 @@ from quant.runtime.origin import Origin
 
 RUN_AS_THEY_ARE = (torch.bfloat16, torch.float16, torch.int32)
 """Dtypes that steps take and plans do not; int32 of indices."""
+
+
+FIRST_LINE = 2
+"""Of a text's lines, the first that is an operation, below the header and the inputs; the last names the outputs."""
+
+
+class LineTime(NamedTuple):
+    """An operation of a native call: its instruction, its name, its seconds, and whether it ends the instruction."""
+
+    instruction: Instruction
+    operation: str
+    seconds: float
+    ends: bool
 
 
 class Home(Protocol):
@@ -92,9 +105,7 @@ class Region:
         text = self.text(home)
         if text is None:
             return False
-        if True in self.booleans:
-            # Of a mask of booleans the bytes are read.
-            inputs = [one.view(torch.uint8) if one.dtype is torch.bool else one for one in inputs]
+        inputs = self._bytes(inputs)
         if torch.compiler.is_compiling() or torch._C._is_tracing():  # nonfinite.in_a_graph, less a call of 0.1 us
             if self._checks_sizes:
                 return False
@@ -115,6 +126,44 @@ class Region:
         for index, value in zip(self.outputs, outputs, strict=True):
             registers[index] = value
         return True
+
+    def run_timed(self, registers: dict[int, Any], home: Home, backend: str) -> list[LineTime] | None:
+        """As `run`, with the time of each operation; None where the instructions have to run as they are.
+
+        The first call of a shape builds the plan, whose time is not counted.
+        """
+        inputs = [registers[index] for index in self.inputs]
+        if self.ranks is not None and [one.dim() for one in inputs] != self.ranks:
+            return None
+        text = self.text(home)
+        if text is None or [one.dtype is torch.bool for one in inputs] != self.booleans:
+            return None
+        outputs, nanoseconds = torch.ops.octet_native.time_text(self._bytes(inputs), text.number(backend))
+        if not outputs and self.outputs:
+            return None
+        registers.update(zip(self.outputs, outputs, strict=True))
+        lines = text.program.split("\n")[FIRST_LINE:-1]
+        owners = self._owners(lines)
+        return [
+            LineTime(owner, operation_of(line), taken * 1e-9, owner is not follower)
+            for owner, follower, line, taken in zip(owners, [*owners[1:], None], lines, nanoseconds, strict=True)
+        ]
+
+    def _bytes(self, inputs: list[Tensor]) -> list[Tensor]:
+        """The inputs with masks of booleans as bytes, which plans read."""
+        if True not in self.booleans:
+            return inputs
+        return [one.view(torch.uint8) if one.dtype is torch.bool else one for one in inputs]
+
+    def _owners(self, lines: list[str]) -> list[Instruction]:
+        """The instruction of each line. Lines of one have registers of their own; the last of them gives its value."""
+        instructions = {one.out: one for one in self.instructions}
+        owners = []
+        owner = self.instructions[-1]
+        for line in reversed(lines):
+            owner = instructions.get(int(line[1 : line.index(" ")]), owner)
+            owners.append(owner)
+        return owners[::-1]
 
     def text(self, home: Home) -> _Text | None:
         """The text as of now; None where the instructions have to run as they are."""
@@ -141,12 +190,9 @@ class Region:
             tensors = zip(self.inputs, inputs, strict=True)
             wrong = {place for place, one in tensors if one.dtype not in (torch.float32, torch.uint8)}
             return next((one for one in self.instructions if one.reads & wrong), self.instructions[0]), error
-        instructions = {one.out: one for one in self.instructions}
-        lines = text.program.split("\n")
-        begin = next(place for place, line in enumerate(lines) if line.startswith(f"%{matched[1]} = "))
-        # What lies between the lines of one instruction has registers of its own; the last line gives its value.
-        outs = (int(line[1 : line.index(" ")]) for line in lines[begin:-1])
-        return next(instructions[out] for out in outs if out in instructions), matched[2]
+        lines = text.program.split("\n")[FIRST_LINE:-1]
+        place = next(place for place, line in enumerate(lines) if line.startswith(f"%{matched[1]} = "))
+        return self._owners(lines)[place], matched[2]
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_members": None, "_text": None}

@@ -9,11 +9,11 @@ from typing import Any
 
 import torch
 from torch import nn
-from tqdm import tqdm
 
 from quant.calibrate.batches import Arguments
 from quant.calibrate.driver import Forward
 from quant.dynamic import quantize_dynamic
+from quant.kernels.progress import progress_of
 from quant.metric import Evaluate, Metric, Score
 from quant.prepare import check_model
 from quant.recipe import QConfig, Recipe
@@ -58,7 +58,7 @@ def sensitivity(
             calls that it makes with the float model are compared.
         example_inputs: what the model is captured with, as in `prepare`.
         limit: batches to take at most.
-        progress: show a progress bar.
+        progress: a bar on standard error, two lines where that is no terminal.
 
     Raises:
         DataError: there are no batches, or the model does not take them.
@@ -95,7 +95,7 @@ def measured(
     forms: Forms = {}
     for name, layers in members.items():
         forms[f"int8 {name}"], forms[f"float {name}"] = (layers, True), (layers, False)
-    bar = tqdm(total=len(forms), desc="sensitivity", unit="form", disable=None if progress else True)
+    bar = progress_of("sensitivity", unit="form", total=len(forms), shown=progress)
     with bar, evaluating(calibrated.probe, calibrated.prepared, converted):
         expected = [_called(calibrated.probe, call) for call in calibrated.calls]
         whole = _error(expected, (_called(converted, call) for call in calibrated.calls))

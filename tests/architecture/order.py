@@ -69,6 +69,7 @@ ORDER = (
     "quant.parity",
     "quant.page",
     "quant.sensitivity",
+    "quant.benchmark",
     "quant.export",
     "quant.autoquant",
     "quant.artefact",

@@ -12,6 +12,7 @@
 #include <mutex>
 #include <optional>
 #include <shared_mutex>
+#include <tuple>
 #include <unordered_map>
 
 #include "core/plan/prepared.h"
@@ -212,7 +213,8 @@ struct Outcome {
   bool finite;
 };
 
-Outcome run(const Plan& plan, at::TensorList inputs) {
+// Runs the plan; with `nanoseconds` adds the time of each operation.
+Outcome run(const Plan& plan, at::TensorList inputs, std::vector<int64_t>* nanoseconds = nullptr) {
   std::vector<Tensor> outputs;
   c10::SmallVector<const void*, 8> from;
   c10::SmallVector<void*, 8> to;
@@ -221,7 +223,9 @@ Outcome run(const Plan& plan, at::TensorList inputs) {
     to.push_back(outputs.back().mutable_data_ptr());
   }
   for (const Tensor& input : inputs) from.push_back(input.const_data_ptr());
-  const bool finite = translated("run_plan: ", [&] { return plan.run(from.data(), to.data()); });
+  const bool finite = translated("run_plan: ", [&] {
+    return nanoseconds ? plan.run_timed(from.data(), to.data(), *nanoseconds) : plan.run(from.data(), to.data());
+  });
   return {std::move(outputs), finite};
 }
 
@@ -305,20 +309,29 @@ bool is_plain_call(at::TensorList inputs) {
   });
 }
 
+std::shared_ptr<Text> text_of(int64_t number) {
+  const std::shared_lock lock(texts().mutex);
+  const auto at = texts().by_number.find(number);
+  TORCH_CHECK_VALUE(at != texts().by_number.end(), "run_text: no text has number ", number);
+  return at->second;
+}
+
 // As run_plan_of_finite.
 std::vector<Tensor> run_text(at::TensorList inputs, int64_t number) {
-  std::shared_ptr<Text> text;
-  {
-    const std::shared_lock lock(texts().mutex);
-    const auto at = texts().by_number.find(number);
-    TORCH_CHECK_VALUE(at != texts().by_number.end(), "run_text: no text has number ", number);
-    text = at->second;
-  }
+  const std::shared_ptr<Text> text = text_of(number);
   if (is_plain_call(inputs)) return outputs_of_finite(run(*text->entry(inputs)->plan, inputs));
   static const auto by_dispatcher = c10::Dispatcher::singleton()
                                         .findSchemaOrThrow("octet::run_plan_of_finite", "")
                                         .typed<decltype(run_plan_of_finite_op)>();
   return by_dispatcher.call(inputs, text->constants, text->program, text->backend);
+}
+
+// As run_text, of plain tensors; and the nanoseconds of each line of the text that is an operation.
+std::tuple<std::vector<Tensor>, std::vector<int64_t>> time_text(at::TensorList inputs, int64_t number) {
+  const std::shared_ptr<const Entry> entry = text_of(number)->entry(inputs);
+  std::vector<int64_t> nanoseconds(entry->operations, 0);
+  std::vector<Tensor> outputs = outputs_of_finite(run(*entry->plan, inputs, &nanoseconds));
+  return {std::move(outputs), std::move(nanoseconds)};
 }
 
 int64_t plan_count() {
@@ -340,6 +353,7 @@ TORCH_LIBRARY_FRAGMENT(octet_native, m) {
   m.def("keep_text(Tensor[] constants, str program, str backend) -> int", &keep_text);
   m.def("drop_text(int number) -> ()", &drop_text);
   m.def("run_text(Tensor[] inputs, int number) -> Tensor[]", &run_text);
+  m.def("time_text(Tensor[] inputs, int number) -> (Tensor[], int[])", &time_text);
 }
 
 }  // namespace octet

@@ -29,13 +29,17 @@ void PlanBuilder::build(const std::vector<PlanTensor>& inputs) {
     views_[i] = PlanView{static_cast<int>(i), 0, inputs[i].real, inputs[i].sizes, inputs[i].strides, inputs[i].index};
   }
   for (const Operation& operation : program_.operations) {
+    operation_ = operation.out - program_.inputs;
     if (views_[operation.out]) continue;  // another operation's step computes it too
     if (std::optional<PlanPad> pad = pad_of(*this, operation))
       pads_[operation.out] = std::move(pad);
     else
       views_[operation.out] = lower(*this, operation);
   }
-  for (size_t i = 0; i < program_.outputs.size(); ++i) give_out(i, program_.outputs[i]);
+  for (size_t i = 0; i < program_.outputs.size(); ++i) {
+    operation_ = program_.outputs[i] - program_.inputs;
+    give_out(i, program_.outputs[i]);
+  }
   place_buffers();
 }
 
@@ -82,7 +86,7 @@ PlanView PlanBuilder::dense(const PlanView& view) {
 
 void PlanBuilder::emit(const std::vector<const PlanView*>& reads, const PlanView& write,
                        std::function<void(const PlanFrame&)> run, int over) {
-  PlanStep step{std::move(run), {}, write.buffer, over};
+  PlanStep step{std::move(run), {}, write.buffer, over, operation_};
   for (const PlanView* view : reads) step.reads.push_back(view->buffer);
   plan_->steps_.push_back(std::move(step));
 }

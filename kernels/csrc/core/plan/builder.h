@@ -72,6 +72,7 @@ class PlanBuilder {
   const std::vector<PreparedConstant>& constants_;
   WeightPacker& weights_;
   Plan* plan_;
+  int operation_ = -1;  // whose steps are emitted
   std::vector<std::optional<PlanView>> views_;  // by value
   std::vector<std::optional<PlanPad>> pads_;
   std::vector<const Operation*> sums_;

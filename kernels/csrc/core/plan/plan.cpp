@@ -1,5 +1,7 @@
 #include "core/plan/plan.h"
 
+#include <chrono>
+
 #include "core/gemm/workspace.h"
 
 namespace octet {
@@ -17,7 +19,7 @@ Arena& arena() {
 
 }  // namespace
 
-bool Plan::run(const void* const* inputs, void* const* outputs) const {
+uint8_t* const* Plan::place(const void* const* inputs, void* const* outputs) const {
   Arena& space = arena();
   uint8_t* const base = space.bytes.get(arena_bytes_);
   space.buffers.resize(buffers_.size());
@@ -31,9 +33,28 @@ bool Plan::run(const void* const* inputs, void* const* outputs) const {
       space.buffers[i] = const_cast<uint8_t*>(static_cast<const uint8_t*>(inputs[buffer.place]));
     if (buffer.home == Home::kOutput) space.buffers[i] = static_cast<uint8_t*>(outputs[buffer.place]);
   }
+  return space.buffers.data();
+}
+
+bool Plan::run(const void* const* inputs, void* const* outputs) const {
   std::atomic<bool> finite{true};
-  const PlanFrame frame{space.buffers.data(), &finite};
+  const PlanFrame frame{place(inputs, outputs), &finite};
   for (const PlanStep& step : steps_) step.run(frame);
+  return finite.load(std::memory_order_relaxed);
+}
+
+bool Plan::run_timed(const void* const* inputs, void* const* outputs, std::vector<int64_t>& nanoseconds) const {
+  using Clock = std::chrono::steady_clock;
+  std::atomic<bool> finite{true};
+  const PlanFrame frame{place(inputs, outputs), &finite};
+  Clock::time_point begin = Clock::now();
+  for (const PlanStep& step : steps_) {
+    step.run(frame);
+    const Clock::time_point end = Clock::now();
+    if (step.operation >= 0)
+      nanoseconds[step.operation] += std::chrono::duration_cast<std::chrono::nanoseconds>(end - begin).count();
+    begin = end;
+  }
   return finite.load(std::memory_order_relaxed);
 }
 

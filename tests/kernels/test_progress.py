@@ -1,0 +1,66 @@
+"""Progress: two lines where standard error is no terminal, a bar on one, nothing where it is not wanted."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import sys
+
+import pytest
+from quant.kernels.progress import progress_of
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_without_a_terminal_there_is_a_line_at_the_start_and_one_at_the_end(capsys: pytest.CaptureFixture[str]) -> None:
+    with progress_of("calibrating", unit="batch", total=3, shown=True, initial=1) as bar:
+        assert capsys.readouterr().err == "calibrating: 3 batches, 1 of them done before\n"
+        for _ in range(2):
+            bar.update()
+            bar.unpause()
+            bar.set_postfix_str("a word")
+            assert capsys.readouterr() == ("", "")
+    said = capsys.readouterr().err
+    assert said.startswith("calibrating: done, 3 of 3 batches in ")
+    assert said.endswith(" s; a word\n")
+
+
+def test_a_run_of_unknown_length_is_counted(capsys: pytest.CaptureFixture[str]) -> None:
+    with progress_of("rounding", unit="layer", total=None, shown=True) as bar:
+        bar.update(5)
+    first, last = capsys.readouterr().err.splitlines()
+    assert first == "rounding"
+    assert last.startswith("rounding: done, 5 layers in ")
+
+
+def test_a_run_that_fails_says_how_far_it_came(capsys: pytest.CaptureFixture[str]) -> None:
+    bar = progress_of("rounding", unit="layer", total=4, shown=True)
+    with contextlib.suppress(KeyError), bar:
+        bar.update()
+        raise KeyError
+    assert capsys.readouterr().err.splitlines()[-1].startswith("rounding: stopped, 1 of 4 layers in ")
+
+
+def test_a_terminal_has_a_bar(monkeypatch: pytest.MonkeyPatch) -> None:
+    terminal = Terminal()
+    monkeypatch.setattr(sys, "stderr", terminal)
+    with progress_of("calibrating", unit="batch", total=2, shown=True) as bar:
+        bar.update(2)
+    said = terminal.getvalue()
+    assert "calibrating: 100%" in said
+    assert "2/2" in said
+    assert "\x1b[3" not in said  # no colour
+
+
+@pytest.mark.parametrize("shown", [True, False])
+def test_nothing_is_said_where_nobody_wants_or_can_read_it(shown: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    terminal = Terminal()
+    monkeypatch.setattr(sys, "stderr", None if shown else terminal)
+    with progress_of("calibrating", unit="batch", total=2, shown=shown) as bar:
+        bar.update()
+        bar.unpause()
+        bar.set_postfix_str("word")
+    assert terminal.getvalue() == ""
