@@ -66,14 +66,14 @@ class Proof:
             self._first_taken()
             self.limits = tuple(every)
             return
-        if self._holds(other_values, every, VARY[:1]) or (self.problems and not every):
+        agrees = self._holds(other_values, every, VARY[:1])
+        if agrees or (self.problems and not every):
             return
-        # Most models hold the width of a layer to what it is, and refuse another before they compute much.
-        widths = [group for group in groups if any(is_width(one, recorder) for one in group)]
-        others = [group for group in groups if group not in widths]
-        if widths and others and self._holds(other_values, [limit for group in others for limit in group], VARY[:1]):
-            self._hold_where_unlike(other_values, widths)
-            return
+        for together in _likely(groups, recorder, refused=agrees is None):
+            agrees = self._holds(other_values, [limit for group in together for limit in group], VARY[:1])
+            if agrees:
+                self._hold_where_unlike(other_values, [group for group in groups if group not in together])
+                return
         # What differs by values is a module's own; what differs by one size alone is that size's.
         self.problems = {}
         change, agrees = self._first_taken()
@@ -184,6 +184,17 @@ class Proof:
         after.put_back()
         self.problems = {full_name(self.recorder.path, fault[0]): f"its forward {fault[1]}"}
         return False
+
+
+def _likely(groups: list[list[Limit]], recorder: Recorder, *, refused: bool) -> list[list[list[Limit]]]:
+    """Groups that a module may take others of where it does not take others of all.
+
+    Most models hold the width of a layer to what it is, and refuse another before they compute much; where all were
+    `refused`, many hold the size of an image or the length of a table too, but not the batch.
+    """
+    others = [group for group in groups if not any(is_width(one, recorder) for one in group)]
+    tried = [others, groups[:1]] if refused and len(others) > 1 else [others]
+    return [together for together in tried if 0 < len(together) < len(groups)]
 
 
 def _worth_varying(limits: list[Limit], unmoved: Unmoved | None, taken: list[str]) -> list[Limit]:
