@@ -126,7 +126,7 @@ def row(name: str, seed: int, *, peers: bool) -> list[str]:
         expected = case.run(case.model)
         plain, plain_seconds = built(case, smooth=False)
         static, _ = built(case)
-        fine, _ = built(case, recipe=FINE, smooth=False)
+        fine, _ = built(case, recipe=FINE)
         models = [quant.quantize_dynamic(case.model), plain, static, fine]
         cells = [f"{sqnr(expected, case.run(one)):.1f}" for one in models]
         cells += [counts(static), f"{relative_time(case, static, plain):.2f}", f"{added(case) / plain_seconds:+.0%}"]
