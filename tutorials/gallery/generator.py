@@ -29,7 +29,7 @@ class Generator(nn.Module):
 
     def __init__(self, width: int = 16) -> None:
         super().__init__()
-        self.first = nn.Sequential(nn.Linear(LATENT, 64 * width), nn.ReLU())
+        self.first = nn.Sequential(nn.Linear(LATENT, 64 * width), nn.ReLU(), nn.Unflatten(1, (4 * width, 4, 4)))
         self.grow = nn.Sequential(
             *doubled(4 * width, 4 * width),
             *doubled(4 * width, 2 * width),
@@ -38,8 +38,7 @@ class Generator(nn.Module):
         )
 
     def forward(self, latents: Tensor) -> Tensor:
-        features = self.first(latents)
-        images: Tensor = self.grow(features.reshape(len(latents), -1, 4, 4))
+        images: Tensor = self.grow(self.first(latents))
         return images
 
 
