@@ -91,7 +91,7 @@ class Sheet:
     def __str__(self) -> str:
         head = (
             f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {_text(self.height)}" role="img" '
-            f'font-family="system-ui, sans-serif" '
+            f'font-family="Helvetica, Arial, sans-serif" '
             f'aria-label="{escape(self.title)}">\n<title>{escape(self.title)}</title>\n'
         )
         return head + "\n".join(self.elements) + "\n</svg>\n"

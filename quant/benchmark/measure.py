@@ -76,9 +76,8 @@ def benchmark(
 
 
 def _check(model: nn.Module, float_model: nn.Module | None, threads: Sequence[int], seconds: float) -> None:
-    for name, one in (("model", model), ("float_model", float_model)):
-        if one is None and name == "float_model":
-            continue
+    models: dict[str, object] = {"model": model, **({} if float_model is None else {"float_model": float_model})}
+    for name, one in models.items():
         if not isinstance(one, nn.Module):
             raise TypeError(f"benchmark: {name} is a {type(one).__name__}, expected an nn.Module")
         if one.training:

@@ -1,0 +1,108 @@
+"""The gallery: each script with little training, its asserts included; and that its page shows what it draws."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import ModuleType
+
+import numpy
+import pytest
+import torch
+
+from .conftest import TUTORIALS, load
+
+GALLERY = TUTORIALS / "gallery"
+PAGES = TUTORIALS.parent / "docs" / "gallery"
+NAMES = sorted(path.stem for path in GALLERY.glob("*.py"))
+
+
+def script(name: str) -> ModuleType:
+    return load(f"octet_gallery_{name}", GALLERY / f"{name}.py")
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_script_has_a_page_with_its_picture(name: str) -> None:
+    page = (PAGES / f"{name}.md").read_text()
+    assert f"python tutorials/gallery/{name}.py" in page
+    [suffix] = {path.suffix for path in (PAGES.parent / "pictures").glob(f"{name}.*")}
+    assert f"../pictures/{name}{suffix}" in page
+
+
+def drawn(path: Path) -> None:
+    assert path.stat().st_size > 1000
+
+
+def test_int8_and_int4_tables_recommend_as_float_does(tmp_path: Path) -> None:
+    module = script("recommender")
+    outcomes = module.run(steps=40)
+    assert set(outcomes) == {"float", "int8", "int4 tables", "int4"}
+    assert outcomes["float"].hit_rate > 0.03  # a guess has 0.025
+    pytest.importorskip("matplotlib", reason="the plots need matplotlib: pip install 'octet-quant[tutorials]'")
+    module.draw(tmp_path / "out" / "plot.svg", outcomes)
+    drawn(tmp_path / "out" / "plot.svg")
+
+
+def test_the_carts_fall_where_nobody_pushes_well() -> None:
+    module = script("policy")
+    always_right, _ = module.returns(lambda state: numpy.ones(state.shape[:-1], bool), module.starts(20, seed=0))
+    assert 5 <= always_right.mean() <= 12  # known of the environment: 8 to 10 steps
+    upright = numpy.zeros(4)
+    pushed = module.stepped(upright, numpy.array(True))
+    assert (pushed[1] > 0, pushed[3] < 0) == (True, True)
+    assert numpy.allclose(module.stepped(upright, numpy.array(False)), -pushed)
+
+
+def test_an_int8_policy_has_the_return_of_float(tmp_path: Path) -> None:
+    module = script("policy")
+    found, curve = module.run(rounds=8, carts=20)
+    assert len(curve) == 8
+    assert curve[-1] > 50
+    pytest.importorskip("matplotlib", reason="the plots need matplotlib: pip install 'octet-quant[tutorials]'")
+    module.draw(tmp_path / "plot.svg", found, curve)
+    drawn(tmp_path / "plot.svg")
+
+
+def test_a_batch_of_policies_acts_as_each_of_them() -> None:
+    module = script("policy")
+    weights = numpy.random.default_rng(0).normal(size=(3, 7 * module.HIDDEN + 2))
+    states = numpy.random.default_rng(1).normal(size=(3, 50, 4))
+    together = module.of_many(weights)(states)
+    for index in range(3):
+        alone = module.of_module(module.network(weights[index]))(states[index])
+        assert (alone == together[index]).mean() > 0.97  # float32 against float64
+
+
+def test_int8_images_are_those_of_float(tmp_path: Path) -> None:
+    module = script("generator")
+    outcomes = module.run(steps=30)
+    assert outcomes["int8"].images.shape == (64, 3, 32, 32)
+    assert outcomes["int4 weights"].to_float < outcomes["int8"].to_float
+    pytest.importorskip("matplotlib", reason="the plots need matplotlib: pip install 'octet-quant[tutorials]'")
+    module.draw(tmp_path / "images.png", outcomes)
+    drawn(tmp_path / "images.png")
+
+
+def test_scenes_are_what_latents_say() -> None:
+    module = script("generator")
+    latents = torch.zeros(1, module.LATENT)
+    latents[0, 3:6] = 1  # a white disc
+    [image] = module.scenes(latents)
+    assert image[:, 16, 16].min() > 0.9
+    assert image[:, 0, 0].abs().max() < 0.1
+
+
+def test_shares_are_random_and_add_up() -> None:
+    module = script("secret_shares")
+    secret = numpy.arange(-1000, 1000)
+    shares = module.shared(secret, numpy.random.default_rng(0))
+    assert numpy.array_equal(module.together(shares), secret)
+    assert all(2**31 * 0.9 < share.mean() < 2**31 * 1.1 for share in shares)
+
+
+def test_a_layer_on_shares_is_exact(tmp_path: Path) -> None:
+    module = script("secret_shares")
+    shares, secret = module.run(rows=8, inputs=64, outputs=16)
+    assert numpy.array_equal(module.together(shares), secret)
+    pytest.importorskip("matplotlib", reason="the plots need matplotlib: pip install 'octet-quant[tutorials]'")
+    module.draw(tmp_path / "plot.svg", shares, secret)
+    drawn(tmp_path / "plot.svg")
