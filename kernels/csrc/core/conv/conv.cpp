@@ -261,9 +261,8 @@ void convolve(const ConvCall& call, const std::vector<std::shared_ptr<const Pack
 }
 
 // Whether the vector kernels compute it: they take the depth one plane at a time, and columns side by side.
-bool in_planes(const ConvCall& call) {
-  const ConvShape& shape = call.shape;
-  return call.output.quantized && shape.kernel[0] == 1 && shape.stride[0] == 1 && shape.in[0] == shape.out[0] &&
+bool in_planes(const ConvShape& shape) {
+  return shape.kernel[0] == 1 && shape.stride[0] == 1 && shape.in[0] == shape.out[0] &&
          shape.dilation[2] == 1;
 }
 
@@ -324,7 +323,8 @@ bool fits_int32(const Requantize& by, int64_t channels, int64_t taps) {
   return (static_cast<double>(taps) * 255 * 128 + offset) * multiplier < 0.99 * 2147483648.0;
 }
 
-void depthwise_u8(const ConvCall& call, const PackedDepthwise& layer, const Requantize& plain) {
+// By vector kernels, a row of output pixels at a time.
+void depthwise_rows(const ConvCall& call, const PackedDepthwise& layer, const Requantize& plain) {
   const ConvShape& shape = call.shape;
   const NativeDepthwise& kernel = *native_depthwise();
   const int64_t lines = shape.batch * shape.out[0] * shape.out[1], arranged = kernel.arranged(shape.channels);
@@ -338,10 +338,14 @@ void depthwise_u8(const ConvCall& call, const PackedDepthwise& layer, const Requ
     const uint8_t* rows[kDepthwiseMost];
     for (int64_t line = first; line < first + count; ++line) {
       input.find(line / shape.out[1], line % shape.out[1], rows);
-      leave(call, line * shape.out[2], shape.out[2], 0, shape.channels, [&](uint8_t* to) {
-        kernel.row(rows, input.columns(), shape.out[2], shape.channels, shape.kernel[1], shape.kernel[2], shape.stride[2],
-                   layer.native(), by, to);
-      });
+      const auto run = [&](auto row, auto* to) {
+        row(rows, input.columns(), shape.out[2], shape.channels, shape.kernel[1], shape.kernel[2], shape.stride[2], layer.native(), by, to);
+      };
+      const int64_t pixel = line * shape.out[2];
+      if (call.output.reals)
+        leave_reals(call, pixel, shape.out[2], 0, shape.channels, [&](float* to) { run(kernel.row_reals, to); });
+      else
+        leave(call, pixel, shape.out[2], 0, shape.channels, [&](uint8_t* to) { run(kernel.row, to); });
     }
   });
 }
@@ -400,9 +404,9 @@ void conv_static(const ConvShape& shape, const std::vector<std::shared_ptr<const
   if (shape.pixels() == 0 || shape.out_channels == 0) return;
   const ConvCall call{shape, q_x, zero_point, bias, output};
   if (shape.depthwise()) {
-    if (layer->native() && in_planes(call)) {
+    if (layer->native() && in_planes(shape) && !output.sums) {
       const Requantize by = requantize_of(call, layer->row_sums());
-      if (fits_int32(by, shape.channels, shape.taps())) return depthwise_u8(call, *layer, by);
+      if (output.reals || fits_int32(by, shape.channels, shape.taps())) return depthwise_rows(call, *layer, by);
     }
     return depthwise(call, *layer);
   }

@@ -242,12 +242,26 @@ void row_of(const Block<Vec>& by) {
   });
 }
 
-// Kernels of any size.
+// The sums of `Parts` pixels times their multipliers, of which `count` are wanted.
 template <class Vec, int Parts>
-void row_any(const Block<Vec>& by) {
+inline void put_reals(const typename Vec::Acc (&sums)[4], const float* multiplier, float* out, int64_t channels, int64_t valid,
+                      int64_t count) {
+  constexpr int kBlock = Vec::kWidth / Parts, kLanes = Vec::kWidth / 4;
+  alignas(64) int32_t lanes[Vec::kWidth];
+  float reals[Vec::kWidth];
+  std::memcpy(lanes, sums, sizeof lanes);
+  for (int b = 0; b < 4; ++b)
+    for (int first = 0; first < kLanes; first += 4)
+      for (int lane = first; lane < first + 4; ++lane)
+        reals[first * 4 + b * 4 + lane % 4] = static_cast<float>(lanes[b * kLanes + lane]) * multiplier[b * kLanes + lane];
+  for (int p = 0; p < Parts && p < count; ++p) std::memcpy(out + p * channels, reals + p * kBlock, valid * sizeof(float));
+}
+
+// Kernels of any size. finish(sums, pixel) gets the sums of Parts pixels from `pixel`.
+template <class Vec, int Parts, class Finish>
+void row_any(const Block<Vec>& by, const Finish& finish) {
   constexpr int kBlock = Vec::kWidth / Parts;
-  uint8_t* out = by.out;
-  for (int64_t pixel = 0; pixel < by.pixels; pixel += Parts, out += Parts * by.channels) {
+  for (int64_t pixel = 0; pixel < by.pixels; pixel += Parts) {
     typename Vec::Acc sums[4];
     for (int b = 0; b < 4; ++b) sums[b] = Vec::constant(by.offset + b * (Vec::kWidth / 4));
     const int8_t* w = by.weights;
@@ -257,7 +271,7 @@ void row_any(const Block<Vec>& by) {
         const Lanes<Vec, Parts, 0> lanes(by.rows + r, by.height - r, at, by.stride * kBlock);
         for (int b = 0; b < 4; ++b, w += Vec::kDotBytes) sums[b] = Vec::dot(sums[b], Vec::dots(lanes.of[b]), Vec::weight(w));
       }
-    put<Vec, Parts>(sums, by.multiplier, by.rounding, out, by.channels, by.valid, by.pixels - pixel);
+    finish(sums, pixel);
   }
 }
 
@@ -270,7 +284,9 @@ void block(const Block<Vec>& by) {
   if (is(3, 2)) return row_of<Vec, Parts, 3, 3, 2>(by);
   if (is(5, 1)) return row_of<Vec, Parts, 5, 5, 1>(by);
   if (is(5, 2)) return row_of<Vec, Parts, 5, 5, 2>(by);
-  row_any<Vec, Parts>(by);
+  row_any<Vec, Parts>(by, [&](const typename Vec::Acc (&sums)[4], int64_t pixel) __attribute__((always_inline)) {
+    put<Vec, Parts>(sums, by.multiplier, by.rounding, by.out + pixel * by.channels, by.channels, by.valid, by.pixels - pixel);
+  });
 }
 
 // Where the sums of a block begin: at the offset, and where bytes are centred, at what makes up for it, 128 times the weights' sum.
@@ -291,9 +307,10 @@ struct Beginning {
   }
 };
 
-template <class Vec>
-void row(const uint8_t* const* rows, int64_t columns, int64_t pixels, int64_t channels, int64_t height, int64_t width,
-         int64_t stride, const int8_t* packed, const Requantize& by, uint8_t* out) {
+// compute(Parts, block, first channel) computes each block of channels, which leaves `out` to it.
+template <class Vec, class Compute>
+void row_by_blocks(const uint8_t* const* rows, int64_t columns, int64_t pixels, int64_t channels, int64_t height, int64_t width,
+                   int64_t stride, const int8_t* packed, const Requantize& by, const Compute& compute) {
   const uint8_t* begins[kDepthwiseMost];
   std::copy_n(rows, height, begins);
   const typename Vec::Rounding rounding(by);
@@ -301,7 +318,7 @@ void row(const uint8_t* const* rows, int64_t columns, int64_t pixels, int64_t ch
   const float* multiplier = by.multiplier;
   each_block<Vec>(channels, [&](auto parts, int64_t c, int64_t valid) {
     const auto from = [&](const int32_t* start) {
-      block<Vec, parts>({begins, height, width, stride, packed, start, multiplier, rounding, out + c, pixels, channels, valid});
+      compute(parts, Block<Vec>{begins, height, width, stride, packed, start, multiplier, rounding, nullptr, pixels, channels, valid}, c);
     };
     const int64_t dots = quads_of(height) * width;
     if constexpr (requires { Vec::kCentred; })
@@ -315,9 +332,29 @@ void row(const uint8_t* const* rows, int64_t columns, int64_t pixels, int64_t ch
 }
 
 template <class Vec>
+void row(const uint8_t* const* rows, int64_t columns, int64_t pixels, int64_t channels, int64_t height, int64_t width,
+         int64_t stride, const int8_t* packed, const Requantize& by, uint8_t* out) {
+  row_by_blocks<Vec>(rows, columns, pixels, channels, height, width, stride, packed, by, [&](auto parts, Block<Vec> one, int64_t c) {
+    one.out = out + c;
+    block<Vec, parts>(one);
+  });
+}
+
+template <class Vec>
+void row_reals(const uint8_t* const* rows, int64_t columns, int64_t pixels, int64_t channels, int64_t height, int64_t width,
+               int64_t stride, const int8_t* packed, const Requantize& by, float* out) {
+  row_by_blocks<Vec>(rows, columns, pixels, channels, height, width, stride, packed, by,
+                     [&](auto parts, const Block<Vec>& one, int64_t c) {
+                       row_any<Vec, parts>(one, [&](const typename Vec::Acc (&sums)[4], int64_t pixel) {
+                         put_reals<Vec, parts>(sums, one.multiplier, out + pixel * channels + c, channels, one.valid, pixels - pixel);
+                       });
+                     });
+}
+
+template <class Vec>
 constexpr NativeDepthwise table() {
   return {&placed_bytes<Vec>, &place<Vec>,    &packed_bytes<Vec>, &pack<Vec>,
-          &arranged<Vec>,     &arrange<Vec>, &row<Vec>};
+          &arranged<Vec>,     &arrange<Vec>, &row<Vec>,          &row_reals<Vec>};
 }
 
 #undef OCTET_UNROLL

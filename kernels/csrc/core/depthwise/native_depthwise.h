@@ -26,6 +26,9 @@ struct NativeDepthwise {
   // leaves int32.
   void (*row)(const uint8_t* const* rows, int64_t columns, int64_t pixels, int64_t channels, int64_t height, int64_t width,
               int64_t stride, const int8_t* packed, const Requantize& by, uint8_t* out);
+  // The same, as reals: each sum times its multiplier.
+  void (*row_reals)(const uint8_t* const* rows, int64_t columns, int64_t pixels, int64_t channels, int64_t height, int64_t width,
+                    int64_t stride, const int8_t* packed, const Requantize& by, float* out);
 };
 
 constexpr int64_t kDepthwiseMost = 32;

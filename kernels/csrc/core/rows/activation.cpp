@@ -29,9 +29,10 @@ class Zeroed {
   float values_[kBlock];
 };
 
-// What looks at each block of values, for one thread: `bool add(x, n)` says whether all were finite.
+// What looks at each block of values, for one thread. `add` of a block whose extremes nobody knows says whether all were finite.
 struct LooksAtNone {
   bool add(const float* x, int64_t n) const { return row_kernels().all_finite(x, n); }
+  void add(const float*, int64_t, const Seen&, bool) const {}
 };
 
 // Blocks of values (planes, inner), which are whole planes or parts of one, and the sum of each plane's part.
@@ -56,19 +57,22 @@ struct Planes {
     }
   }
 
+  // prepare(channel, offset, length, low, high, total) goes over a piece first, as the kernel `extremes` does.
   template <class Prepare, class Look>
   void pass(const float* x, int64_t begin, int64_t end, const Prepare& prepare, Look& look, double* piece_sums) const {
     Zeroed zeroed;
     for (int64_t unit = begin; unit < end; ++unit) {
       int64_t start = -1, n = 0;
-      each_piece(unit, [&](int64_t, int64_t channel, int64_t offset, int64_t length) {
+      Seen extremes;
+      bool finite = true;
+      each_piece(unit, [&](int64_t piece, int64_t channel, int64_t offset, int64_t length) {
         if (start < 0) start = offset;
-        prepare(channel, offset, length);
+        finite &= prepare(channel, offset, length, &extremes.low, &extremes.high, piece_sums ? piece_sums + piece : nullptr);
         n += length;
       });
-      const bool finite = look.add(x + start, n);
-      if (!piece_sums) continue;
-      const float* values = finite ? x + start : zeroed(x + start, n);
+      look.add(x + start, n, extremes, finite);
+      if (finite || !piece_sums) continue;
+      const float* values = zeroed(x + start, n);
       each_piece(unit, [&](int64_t piece, int64_t, int64_t offset, int64_t length) {
         piece_sums[piece] = row_kernels().sum(values + (offset - start), length);
       });
@@ -149,6 +153,7 @@ Seen count_values(const float* x, const ChannelLayout& layout, const Prepare& pr
     BinCounter counter;
     Seen seen;
     bool add(const float* x, int64_t n) { return counter.add(x, n, seen); }
+    void add(const float* x, int64_t n, const Seen& extremes, bool finite) { counter.add(x, n, extremes, finite, seen); }
   };
   Seen seen;
   std::mutex merging;
@@ -168,7 +173,11 @@ Seen count_values(const float* x, const ChannelLayout& layout, const Prepare& pr
   return seen;
 }
 
-constexpr auto kAsItIs = [](int64_t, int64_t, int64_t) {};
+auto as_it_is(const float* x) {
+  return [x](int64_t, int64_t offset, int64_t length, float* low, float* high, double* total) {
+    return row_kernels().extremes(x + offset, length, low, high, total);
+  };
+}
 
 template <class Prepare>
 Seen observe(const float* x, const ChannelLayout& layout, const Prepare& prepare, bool normalizes, const HistogramRow& row,
@@ -185,16 +194,19 @@ Seen observe(const float* x, const ChannelLayout& layout, const Prepare& prepare
 
 void channel_sums(const float* x, const ChannelLayout& layout, float* sums) {
   LooksAtNone look;
-  go_over(x, layout, kAsItIs, false, [&](auto&& pass) { pass(look); }, sums);
+  go_over(x, layout, as_it_is(x), false, [&](auto&& pass) { pass(look); }, sums);
 }
 
 Seen observe_activation(const float* x, const ChannelLayout& layout, const HistogramRow& row, float* sums) {
-  return observe(x, layout, kAsItIs, false, row, sums);
+  const ChannelLayout blocks = sums ? layout : ChannelLayout{1, 1, layout.size()};
+  return observe(x, blocks, as_it_is(x), false, row, sums);
 }
 
 Seen observe_normalized(float* x, const ChannelLayout& layout, const Normalization& by, const HistogramRow& row, float* sums) {
-  const auto normalize = [&](int64_t channel, int64_t offset, int64_t length) {
-    row_kernels().normalize(x + offset, length, {by.scale[channel], by.shift[channel], by.low, by.high, by.contracted}, x + offset);
+  const auto normalize = [&](int64_t channel, int64_t offset, int64_t length, float* low, float* high, double* total) {
+    const Normalizer how{by.scale[channel], by.shift[channel], by.low, by.high, by.contracted};
+    row_kernels().normalize(x + offset, length, how, x + offset);
+    return row_kernels().extremes(x + offset, length, low, high, total);
   };
   return observe(x, layout, normalize, true, row, sums);
 }

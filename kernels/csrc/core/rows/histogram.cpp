@@ -44,19 +44,23 @@ BinCounter::~BinCounter() {
 
 bool BinCounter::add(const float* x, int64_t n, Seen& seen) {
   Seen block;
-  const bool finite = row_kernels().extremes(x, n, &block.low, &block.high);
+  const bool finite = row_kernels().extremes(x, n, &block.low, &block.high, nullptr);
+  add(x, n, block, finite, seen);
+  return finite;
+}
+
+void BinCounter::add(const float* x, int64_t n, Seen block, bool finite, Seen& seen) {
   if (!finite) {
     block = Seen{};
     n = keep_finite(x, n, block);
     x = finite_;
-    if (n) row_kernels().extremes(x, n, &block.low, &block.high);
+    row_kernels().extremes(x, n, &block.low, &block.high, nullptr);
   }
   seen.add(block);
   const int64_t outside = row_kernels().bin_indices(x, n, inverse_, static_cast<int32_t>(bins_ / 2), index_);
   count(outside);
   in_the_middle_ += n - outside;
   if (++blocks_ % kBlocksPerFlush == 0) flush();
-  return finite;
 }
 
 int64_t BinCounter::keep_finite(const float* x, int64_t n, Seen& block) {

@@ -38,8 +38,10 @@ class BinCounter {
   BinCounter(const BinCounter&) = delete;
   BinCounter& operator=(const BinCounter&) = delete;
 
-  // Counts x (n,), 1 <= n <= kBlock; those beyond the ends of the grid count at the ends. False where some are not finite.
+  // Counts x (n,), n <= kBlock; those beyond the ends of the grid count at the ends. False where some are not finite.
   bool add(const float* x, int64_t n, Seen& seen);
+  // The same where somebody knows the extremes of x and whether all are finite.
+  void add(const float* x, int64_t n, Seen extremes, bool finite, Seen& seen);
 
  private:
   int64_t keep_finite(const float* x, int64_t n, Seen& block);

@@ -28,11 +28,11 @@ bool all_finite(const float* x, int64_t n, Ends& ends) {
   bool finite = true;
   std::mutex merging;
   each_range(n, kGrain, [&](int64_t begin, int64_t end) {
-    float low, high;
-    const bool mine = row_kernels().extremes(x + begin, end - begin, &low, &high);
+    Ends mine;
+    const bool all = row_kernels().extremes(x + begin, end - begin, &mine.low, &mine.high, nullptr);
     const std::lock_guard lock(merging);
-    finite &= mine;
-    ends = {std::min(ends.low, low), std::max(ends.high, high)};
+    finite &= all;
+    ends = {std::min(ends.low, mine.low), std::max(ends.high, mine.high)};
   });
   return finite;
 }

@@ -77,8 +77,9 @@ struct RowKernels {
   // x[offsets[t] + c] * weight[t * channels + c].
   void (*depthwise)(const uint8_t* x, const int64_t* offsets, int64_t taps, const int8_t* weight, int64_t channels,
                     int32_t* sums);
-  // Smallest and largest of x, n >= 1; false where a value is NaN or inf, and then they mean nothing.
-  bool (*extremes)(const float* x, int64_t n, float* low, float* high);
+  // low and high take in the smallest and largest of x, and `total`, which may be null, gets the `sum`; false where a value is
+  // NaN or inf, and then they mean nothing.
+  bool (*extremes)(const float* x, int64_t n, float* low, float* high, double* total);
   // For a histogram (reference_histogram.histogram): bin = trunc(x[i] * inverse), at most half - 1 and at least -half; `index`
   // gets bin + half for each bin that is not 0, in their order, and has room for kIndexRoom more. Returns how many. inverse is
   // a power of two; x is finite.
