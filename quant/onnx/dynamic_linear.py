@@ -12,6 +12,7 @@ from quant.kernels.scheme import SCALE_MIN
 from quant.nn.linear import Linear
 from quant.onnx.call import WrittenCall, writes_call
 from quant.onnx.graph_writer import GraphWriter, NotWritten
+from quant.runtime.layers.narrow_bytes import weight_in_bytes
 
 TOP = 255.0
 
@@ -24,7 +25,7 @@ def _dynamic_linear(call: WrittenCall) -> str:
         raise NotWritten(f"is a {type(module).__name__}, whose arithmetic is its own")
     if module.columns is not None:
         x = writer.node("Mul", x, writer.constant(module.columns, "columns"))
-    weight = writer.constant(module.q_weight.t().contiguous(), "weight")
+    weight = writer.constant(weight_in_bytes(module).t().contiguous(), "weight")
     if not writer.runtime.joins_dynamic or module.activation_bits != 8:
         done, integer, why = _of_reals(writer, module, x, weight), False, "MatMul of reals with an int8 weight"
     elif module.per_row:
@@ -59,7 +60,7 @@ def _by_rows(writer: GraphWriter, module: Linear, x: str, weight: str) -> str:
         writer.quantized_rows[x] = _rows(writer, x)
     q, scale, zero = writer.quantized_rows[x]
     sums = writer.node("MatMulInteger", q, weight)
-    columns = module.q_weight.sum(dim=1, dtype=torch.int32)
+    columns = weight_in_bytes(module).sum(dim=1, dtype=torch.int32)
     taken = writer.node("Mul", zero, writer.constant(columns, "column_sums"))
     exact = writer.node("Cast", writer.node("Sub", sums, taken), to=1)
     return writer.node("Mul", exact, writer.node("Mul", scale, writer.constant(module.scale, "weight_scale")))

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from quant.export.naming import MOST_NAMED, listed, named_leaves
 from quant.export.whole_plan import ExportError, runner_of
+from quant.kernels import narrow
 from quant.onnx import arithmetic_calls, dynamic_linear, layer_calls, window_calls  # noqa: F401  # they register the calls that they write
 from quant.onnx import file as onnx_file
 from quant.onnx.call import CALLS, call_of
@@ -140,7 +141,7 @@ def _overflowing(runner: ProgramRunner) -> tuple[str, ...]:
     return tuple(
         step
         for step, layer in layers.items()
-        if layer.q_weight.numel() and int(layer.q_weight.to(torch.int16).abs().max()) > LARGEST_PAIRED
+        if layer.q_weight.numel() and int(narrow.as_bytes(layer.q_weight).to(torch.int16).abs().max()) > LARGEST_PAIRED
     )
 
 

@@ -5,13 +5,14 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from quant.kernels.tables import unpack_rows
+from quant.kernels.tables import groups_of_rows, unpack_rows
 from quant.nn.embedding import Embedding, TiedEmbedding
 from quant.onnx.arithmetic_calls import cast
 from quant.onnx.call import WrittenCall, writes_call
 from quant.onnx.graph_writer import Dimension, GraphWriter, NotWritten
 from quant.onnx.integer_steps import padding, resize
 from quant.onnx.sizes import reshaped, scalar, sizes_of
+from quant.runtime.layers.narrow_bytes import weight_in_bytes
 
 # Products.
 
@@ -57,7 +58,7 @@ def _int8_embedding(call: WrittenCall) -> str:
     """Rows of small integers, gathered and dequantised by the scale and bias of each row."""
     writer, module, indices = call.writer, call.module, call.get(0, "input")
     if isinstance(module, TiedEmbedding) and module.columns is None:
-        integers, scale, bias = module.q_weight, module.scale.unsqueeze(1), None
+        integers, scale, bias = weight_in_bytes(module), module.scale.unsqueeze(1), None
     elif isinstance(module, Embedding):
         integers, scale, bias = _rows_apart(module)
     else:
@@ -73,6 +74,8 @@ def _int8_embedding(call: WrittenCall) -> str:
 
 def _rows_apart(table: Embedding) -> tuple[Tensor, Tensor, Tensor]:
     """uint8 (rows, dim), and float32 (rows, 1) scales and biases."""
+    if groups_of_rows(table.rows.shape[1], table.embedding_dim, table.bits) > 1:
+        raise NotWritten("is a table with scales by group; quantise it without group_size")
     tail = 8 if table.bits == 8 else 4
     numbers = table.rows[:, -tail:].clone().view(torch.float32 if table.bits == 8 else torch.float16).float()
     scale, bias = numbers[:, :1], numbers[:, 1:]

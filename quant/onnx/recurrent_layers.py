@@ -16,6 +16,7 @@ from quant.onnx.call import WrittenCall, writes_call
 from quant.onnx.graph_writer import Dimension, GraphWriter, NotWritten
 from quant.onnx.sizes import reshaped
 from quant.runtime.instructions import RecurrentCall, TakeSequence
+from quant.runtime.layers.narrow_bytes import weight_in_bytes
 from quant.runtime.layers.recurrent_module import Int8Cell, Int8Sequence
 from quant.runtime.names import submodule
 
@@ -206,7 +207,7 @@ def _int8(writer: GraphWriter, module: Any, layer: int, head: list[str], setting
     directions = [module.directions[layer * ways + way] for way in range(ways)]
     scales = []
     for place, kind in ((1, "ih"), (2, "hh")):
-        weights = torch.stack([_gates(one._buffers[f"q_weight_{kind}"], order).t() for one in directions])
+        weights = torch.stack([_gates(weight_in_bytes(one, f"q_weight_{kind}"), order).t() for one in directions])
         head[place] = writer.constant(weights, f"weight_{kind}_l{layer}")
         scale = torch.stack([_gates(one._buffers[f"scale_{kind}"], order) for one in directions])
         scales.append(writer.constant(scale, f"scale_{kind}_l{layer}"))
