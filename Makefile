@@ -152,7 +152,7 @@ bench-start: build ## Import, prepare, convert, load and first calls, here or ag
 bench-memory: build ## Memory at the peak of converting and of calls, over the float model's, and of packed weights
 	@$(in_venv) python benchmarks/bench_memory.py $(ARGS)
 
-bench-bits: build ## Dynamic layers of 8 and 4 bits: time, error, bytes, share of the memory's bandwidth (2 minutes)
+bench-bits: build ## Dynamic layers of 8 and 4 bits: time, error, bytes, share of the memory's bandwidth, on one thread and on two (4 minutes)
 	@$(in_venv) python benchmarks/bench_bits.py $(ARGS)
 
 bench-against: build ## Every row of `make bench`, ours here and in another checkout, in turns: ARGS='PATH --threads 1 2' (5 minutes each)

@@ -1,7 +1,8 @@
 """Dynamic layers of 8 and of 4 bits: time, error, bytes, and the bandwidth that is reached (`make bench-bits`).
 
-    python benchmarks/bench_bits.py                 # every row
+    python benchmarks/bench_bits.py                 # every row, on one thread and on two
     python benchmarks/bench_bits.py --only LSTM     # rows whose name holds a text
+    python benchmarks/bench_bits.py --threads 4     # on so many threads
 
 The contenders of a row take turns, timed on the calling thread's CPU clock where one thread computes. Beside the Linear
 layers of one input row a plain read of as many bytes takes its turns: the sum of a float32 tensor, by torch. Exit
@@ -130,6 +131,7 @@ def report(row: Row, race: harness.Race) -> tuple[list[list[str]], bool]:
         lines.append(
             [
                 row.name,
+                str(torch.get_num_threads()),
                 name,
                 display.duration(race.time(name).median),
                 f"{ratio.median:.2f} [{ratio.low:.2f}, {ratio.high:.2f}]",
@@ -145,16 +147,29 @@ def report(row: Row, race: harness.Race) -> tuple[list[list[str]], bool]:
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", 1)[0])
     parser.add_argument("--only", default="", help="rows whose name holds this")
-    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument(
+        "--threads", type=int, nargs="+", default=[1, 2], help="numbers of threads, one after the other"
+    )
     options = parser.parse_args()
-    torch.set_num_threads(options.threads)
     lines, good = [], True
     with torch.inference_mode():
-        for row in ROWS:
-            if options.only in row.name:
-                more, reached = report(row, measured(row))
-                lines, good = lines + more, good and reached
-    header = ("layers", "weights", "time", "8 bits' time over it", "error", "bytes of float's", "reads", "goals")
+        for threads in options.threads:
+            torch.set_num_threads(threads)
+            for row in ROWS:
+                if options.only in row.name:
+                    more, reached = report(row, measured(row))
+                    lines, good = lines + more, good and reached
+    header = (
+        "layers",
+        "threads",
+        "weights",
+        "time",
+        "8 bits' time over it",
+        "error",
+        "bytes of float's",
+        "reads",
+        "goals",
+    )
     print(display.table(header, lines))
     return 0 if good else 1
 

@@ -210,6 +210,30 @@ def integers(q_weight: Tensor) -> Tensor:
     return unpack(q_weight).to(torch.int8) - middle
 
 
+def as_bytes(q_weight: Tensor) -> Tensor:
+    """An int8 weight itself, or the int8 (N, K) of a narrow one with one scale per output."""
+    return integers(q_weight) if is_narrow(q_weight) else q_weight
+
+
+def from_bytes(q_weight: Tensor, bits: int) -> Tensor:
+    """The inverse for an int8 weight (N, K) of so many bits: narrow where such a weight is stored so, else itself."""
+    if q_weight.dim() != 2 or not fits(q_weight.shape[1], bits):
+        return q_weight
+    return pack(q_weight + 2 ** (bits - 1), bits)
+
+
+def as_stored(loaded: Tensor, own: Tensor) -> Tensor:
+    """A loaded weight in the form of `own`; as it is where it has other numbers.
+
+    Older versions stored a narrow weight as int8.
+    """
+    if not is_narrow(own) or loaded.dtype != torch.int8 or loaded.shape != (own.shape[0], columns_of(own)):
+        return loaded
+    bits = own.shape[1]
+    middle = 2 ** (bits - 1)
+    return pack(loaded + middle, bits) if bool(((loaded > -middle) & (loaded < middle)).all()) else loaded
+
+
 @torch.jit.unused
 def dequantize(q_weight: Tensor, scale: Tensor) -> Tensor:
     """The float32 weight (N, K)."""

@@ -9,8 +9,9 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
+from quant.kernels import narrow
 from quant.kernels.recurrent.kind import find
-from quant.kernels.tables import row_bytes
+from quant.kernels.tables import TABLE_BITS, groups_of_rows
 from torch import Tensor
 from torch._subclasses import FakeTensor
 
@@ -77,9 +78,21 @@ def _conv(settings: Settings) -> None:
 
 
 def _linear(settings: Settings) -> None:
-    weight = settings["q_weight"]
-    expect(weight.dim() == 2, f"q_weight has {weight.dim()} dimensions, expected 2")
-    _outputs(settings, weight.shape[0])
+    _outputs(settings, _product_shape(settings["q_weight"], "q_weight")[0])
+
+
+def _product_shape(weight: Tensor, name: str) -> tuple[int, int]:
+    """(N, K) of a weight of bytes, or of a narrow one."""
+    if weight.dtype == torch.uint8:
+        expect(weight.dim() == 3, f"{name} has {weight.dim()} dimensions, expected 3 of a weight of few bits")
+        outputs, bits, eighth = weight.shape
+        expect(
+            bits in narrow.NARROW_BITS and narrow.fits(eighth * 8, bits), f"{name} has no shape of a weight of few bits"
+        )
+        return outputs, eighth * 8
+    expect(weight.dtype == torch.int8, f"{name} is {weight.dtype}, expected torch.int8 or torch.uint8")
+    expect(weight.dim() == 2, f"{name} has {weight.dim()} dimensions, expected 2")
+    return weight.shape[0], weight.shape[1]
 
 
 def _window(q: Tensor, dims: int) -> None:
@@ -245,17 +258,18 @@ def _softmax(settings: Settings) -> None:
 
 def _linear_dynamic(settings: Settings) -> None:
     x, weight = settings["x"], settings["q_weight"]
-    _weight(weight, "q_weight")
+    outputs, columns = _weight(weight, "q_weight")
     features = x.shape[-1] if x.dim() else 0
-    expect(features == weight.shape[1], f"the input has {features} features, expected {weight.shape[1]}")
+    expect(features == columns, f"the input has {features} features, expected {columns}")
     expect(settings["bits"] in (8, 16), "its activations have neither 8 nor 16 bits")
-    _vectors(settings, weight.shape[0], "scale", "bias")
-    _vectors(settings, weight.shape[1], "columns")
+    _vectors(settings, outputs, "scale", "bias")
+    _vectors(settings, columns, "columns")
 
 
-def _weight(weight: Tensor, name: str) -> None:
-    expect(weight.dim() == 2, f"{name} has {weight.dim()} dimensions, expected 2")
+def _weight(weight: Tensor, name: str) -> tuple[int, int]:
+    shape = _product_shape(weight, name)
     expect(weight.numel() > 0, f"{name} is empty")
+    return shape
 
 
 def _vectors(settings: Settings, count: int, *names: str) -> None:
@@ -269,8 +283,8 @@ def _embedding(settings: Settings) -> None:
     if table is None:
         bits, table = settings["bits"], settings["rows"]
         expect(table.dim() == 2, f"rows has {table.dim()} dimensions, expected 2")
-        expect(bits in (8, 4), "its values have neither 8 nor 4 bits")
-        expect(table.shape[1] == row_bytes(settings["dim"], bits), "its rows have another length")
+        expect(bits in TABLE_BITS, "its values have not 8, 4, 3 or 2 bits")
+        expect(groups_of_rows(table.shape[1], settings["dim"], bits) > 0, "its rows have another length")
         _within_memory([*x.shape, settings["dim"]])
         return
     expect(table.dim() == 2, f"weight has {table.dim()} dimensions, expected 2")
@@ -282,23 +296,22 @@ def _recurrent(settings: Settings) -> None:
     weight_ih, weight_hh, weight_hr = (settings[f"q_weight_{name}"] for name in ("ih", "hh", "hr"))
     expect(x.dim() == 3, "its input is not (time, batch, features)")
     expect(settings.get("bits", 8) in (8, 16), "its activations have neither 8 nor 16 bits")
-    _weight(weight_ih, "q_weight_ih")
-    _weight(weight_hh, "q_weight_hh")
-    width, state = weight_hh.shape
+    rows, columns = _weight(weight_ih, "q_weight_ih")
+    width, state = _weight(weight_hh, "q_weight_hh")
     expect(
-        width % kind.gates == 0 and weight_ih.shape[0] == width,
+        width % kind.gates == 0 and rows == width,
         f"its weights have not the same multiple of {kind.gates} rows",
     )
     features, hidden = x.shape[2], width // kind.gates
-    expect(weight_ih.shape[1] == features, f"the input has {features} features, expected {weight_ih.shape[1]}")
+    expect(columns == features, f"the input has {features} features, expected {columns}")
     _vectors(settings, width, "scale_ih", "scale_hh", "bias_ih", "bias_hh")
     _vectors(settings, features, "columns_ih")
     if weight_hr is None:
         expect(state == hidden, "its states have another size than its gates, and no projection")
     else:
-        _weight(weight_hr, "q_weight_hr")
+        shape = _weight(weight_hr, "q_weight_hr")
         expect(kind.projects, "its kind has no projection")
-        expect(tuple(weight_hr.shape) == (state, hidden), "q_weight_hr has other sizes")
+        expect(shape == (state, hidden), "q_weight_hr has other sizes")
         expect(settings["scale_hr"] is not None, "has no scale_hr")
         _vectors(settings, state, "scale_hr")
     expect(kind.has_cell or settings["c"] is None, "its kind has no c")

@@ -73,13 +73,14 @@ def linear_u8s8_s32(
     Args:
         q_x: uint8, (..., K).
         zero_point: of q_x.
-        q_weight: int8, (N, K), K at most MAX_K.
+        q_weight: int8, (N, K), K at most MAX_K; or narrow (`narrow`), of one scale per output.
         q_bias: int32 (N,) at scale s_x * s_w, or None.
 
     Returns:
         int32, (..., N).
     """
     check_linear(q_x, q_weight, torch.uint8)
+    q_weight = narrow.as_bytes(q_weight)
     sums = product(_rows(q_x), q_weight) - zero_point * _row_sums(q_weight)
     if q_bias is not None:
         sums = sums + q_bias
@@ -163,7 +164,7 @@ def linear_of_rows(
     row_scale, zero_point = row_ranges(x, top, per_row=per_row)
     q = quantize_rows(x, row_scale, zero_point, top)
     zero, by_group = zero_point.to(torch.int32), scale.dim() > 1
-    bytes_of_weight = narrow.integers(q_weight) if narrow.is_narrow(q_weight) and not by_group else q_weight
+    bytes_of_weight = q_weight if by_group else narrow.as_bytes(q_weight)
     row_sums = None if by_group else _row_sums(bytes_of_weight)
 
     def sums(part: Tensor, zero_part: Tensor) -> Tensor:

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from quant.kernels import reference, reference_rnn, tables
+from quant.kernels import narrow, reference, reference_rnn, tables
 from quant.kernels.recurrent.kind import find
 from torch import Tensor
 from torch._subclasses import FakeTensor
@@ -78,7 +78,8 @@ def rnn_dynamic(x: Tensor, h: Tensor | None, c: Tensor | None, mode: str, bits: 
 def _first_states(
     x: Tensor, h: Tensor | None, c: Tensor | None, mode: str, settings: dict[str, Any]
 ) -> tuple[Tensor, Tensor | None]:
-    kind, (width, state), batch = find(mode), settings["q_weight_hh"].shape, x.shape[1]
+    kind, weight, batch = find(mode), settings["q_weight_hh"], x.shape[1]
+    width, state = weight.shape[0], narrow.columns_of(weight)
     h = x.new_zeros((batch, state), dtype=torch.float32) if h is None else h
     if kind.has_cell and c is None:
         c = x.new_zeros((batch, width // kind.gates), dtype=torch.float32)

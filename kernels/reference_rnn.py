@@ -210,7 +210,7 @@ def rnn_layer_static(
     last = None if q_weight_hr is None else project
     y, h, c = run_steps(kind, gates, sizes, h, c, bias_hh, reverse, recurrent, last)
     y = quantize(y, h_scale, h_zero_point) if quantized else y
-    return y.reshape(*q_x.shape[:-1], q_weight_hh.shape[1]), h, c
+    return y.reshape(*q_x.shape[:-1], narrow.columns_of(q_weight_hh)), h, c
 
 
 def _product_scale(scale: float, weight_scale: Tensor) -> Tensor:

@@ -1,10 +1,16 @@
-"""Embedding tables of 8 and 4 bits per value: the row format, and the reference look-ups.
+"""Embedding tables of 8, 4, 3 and 2 bits per value: the row format, and the reference look-ups.
 
 A row carries its own scale and bias, real = scale * q + bias, in FBGEMM's fused layout, so that one gather brings
 everything a row needs and FBGEMM's table kernels read it as it is:
 
     8 bits: dim bytes q, then scale and bias as float32.
     4 bits: ceil(dim / 2) bytes, the even column in the low half of each, then scale and bias as float16.
+    2 bits: ceil(dim / 4) bytes, column c in the bits 2 (c mod 4) and the next of byte c // 4; then as at 4 bits.
+    3 bits: the two low bits of all columns as at 2 bits, ceil(dim / 8) bytes with the high bit of column c in the bit
+            c mod 8 of byte c // 8; then as at 4 bits.
+
+Below 8 bits a row may have several groups of neighbouring columns, each with its scale and bias: these follow one
+after the other. The length of a row says how many there are.
 """
 
 from __future__ import annotations
@@ -12,23 +18,55 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-TABLE_BITS = (8, 4)
+TABLE_BITS = (8, 4, 3, 2)
 
 
-def row_bytes(dim: int, bits: int) -> int:
+def row_bytes(dim: int, bits: int, groups: int = 1) -> int:
     """Bytes of one packed row of `dim` values."""
+    return _value_bytes(dim, bits) + groups * _end_bytes(bits)
+
+
+def groups_of_rows(row: int, dim: int, bits: int) -> int:
+    """The groups of a row of so many bytes; 0 where no row is so long."""
+    groups, rest = divmod(row - _value_bytes(dim, bits), _end_bytes(bits))
+    fits = rest == 0 and groups >= 1 and (groups == 1 or (bits < 8 and dim % groups == 0 and dim > 0))
+    return groups if fits else 0
+
+
+def _value_bytes(dim: int, bits: int) -> int:
+    """Of the integers of a row."""
     _check_bits(bits)
-    return dim + 8 if bits == 8 else (dim + 1) // 2 + 4
+    return sum((dim * plane + 7) // 8 for plane in ((2, 1) if bits == 3 else (bits,)))
 
 
-def pack_table(weight: Tensor, bits: int) -> Tensor:
-    """float32 (rows, dim), finite -> uint8 (rows, row_bytes(dim, bits)), each row by its own minimum and maximum."""
+def _end_bytes(bits: int) -> int:
+    """Of a scale and a bias."""
+    return 8 if bits == 8 else 4
+
+
+def pack_table(weight: Tensor, bits: int, group_size: int | None = None) -> Tensor:
+    """Pack a table, each row, or each group of a row, by its own minimum and maximum.
+
+    Args:
+        weight: float32 (rows, dim), finite.
+        bits: 8, 4, 3 or 2.
+        group_size: columns that share a scale and a bias, a divisor of dim; below 8 bits. None for the whole row.
+
+    Returns:
+        uint8 (rows, row_bytes(dim, bits, dim / group_size)).
+    """
     _check_bits(bits)
     weight = weight.detach().to(torch.float32)
     if weight.dim() != 2:
         raise ValueError(f"an embedding table has shape (rows, dim), got {tuple(weight.shape)}")
+    rows, dim = weight.shape
+    if group_size is not None and (bits == 8 or dim % group_size):
+        raise ValueError(
+            f"group_size is {group_size}, expected a divisor of {dim} columns of fewer than 8 bits, or None"
+        )
     real = torch.float32 if bits == 8 else torch.float16
-    low, high = weight.amin(dim=1, keepdim=True), weight.amax(dim=1, keepdim=True)
+    weight = weight.unflatten(1, (1 if group_size is None else dim // group_size, -1))
+    low, high = weight.amin(dim=2, keepdim=True), weight.amax(dim=2, keepdim=True)
     # The stored numbers are what is decoded with, so q is chosen for them, not for the ones before rounding.
     bias = low.to(real)
     scale = ((high - bias.to(torch.float32)) / (2**bits - 1)).to(real)
@@ -36,23 +74,35 @@ def pack_table(weight: Tensor, bits: int) -> Tensor:
     if not bool((torch.isfinite(bias) & torch.isfinite(scale)).all()):
         raise ValueError(f"a row's range does not fit {real}, which holds the scale and bias of {bits}-bit rows")
     q = torch.round((weight - bias.to(torch.float32)) / scale.to(torch.float32)).clamp(0, 2**bits - 1).to(torch.uint8)
-    if bits == 4:
-        if q.shape[1] % 2:
-            q = torch.cat([q, q.new_zeros(q.shape[0], 1)], dim=1)
-        q = q[:, 0::2] | (q[:, 1::2] << 4)
-    tail = torch.cat([scale, bias], dim=1).contiguous().view(torch.uint8)
-    return torch.cat([q, tail], dim=1).contiguous()
+    q = q.flatten(1)
+    planes = [_plane(q & 3, 2), _plane(q >> 2, 1)] if bits == 3 else [_plane(q, bits)]
+    tail = torch.cat([scale, bias], dim=2).reshape(rows, -1).contiguous().view(torch.uint8)
+    return torch.cat([*planes, tail], dim=1).contiguous()
+
+
+def _plane(q: Tensor, bits: int) -> Tensor:
+    """Integers of so many bits (rows, dim), side by side in bytes, the first in the lowest bits."""
+    each = 8 // bits
+    places = torch.nn.functional.pad(q, (0, -q.shape[1] % each)).unflatten(1, (-1, each))
+    joined: Tensor = (places << torch.arange(each, dtype=torch.uint8) * bits).sum(dim=2, dtype=torch.uint8)
+    return joined
+
+
+def _from_plane(plane: Tensor, bits: int, dim: int) -> Tensor:
+    """The inverse: (..., bytes) -> (..., dim)."""
+    parts = [plane >> bits * place & 2**bits - 1 for place in range(8 // bits)]
+    return torch.stack(parts, dim=-1).flatten(-2)[..., :dim]
 
 
 def unpack_rows(rows: Tensor, bits: int, dim: int) -> Tensor:
     """uint8 (..., row_bytes) -> float32 (..., dim)."""
-    _check_bits(bits)
-    if rows.shape[-1] != row_bytes(dim, bits) or rows.dtype != torch.uint8:
+    split = _value_bytes(dim, bits)
+    groups = groups_of_rows(rows.shape[-1], dim, bits)
+    if not groups or rows.dtype != torch.uint8:
         raise ValueError(
             f"packed rows are {rows.dtype} of {rows.shape[-1]} bytes, expected uint8 of {row_bytes(dim, bits)} for "
-            f"{dim} values of {bits} bits"
+            f"{dim} values of {bits} bits" + ("" if bits == 8 else f", and {_end_bytes(bits)} for each further group")
         )
-    split = rows.shape[-1] - (8 if bits == 8 else 4)
     # A clone, not contiguous(): that leaves a single row where it is, at an offset that no float can start at.
     tail = (
         rows[..., split:]
@@ -60,10 +110,16 @@ def unpack_rows(rows: Tensor, bits: int, dim: int) -> Tensor:
         .view(torch.float32 if bits == 8 else torch.float16)
         .to(torch.float32)
     )
+    tail = tail.unflatten(-1, (groups, 2))
     q = rows[..., :split]
-    if bits == 4:
-        q = torch.stack([q & 15, q >> 4], dim=-1).flatten(-2)[..., :dim]
-    return q.to(torch.float32) * tail[..., :1] + tail[..., 1:]
+    if bits == 3:
+        low = _value_bytes(dim, 2)
+        q = _from_plane(q[..., :low], 2, dim) | _from_plane(q[..., low:], 1, dim) << 2
+    elif bits < 8:
+        q = _from_plane(q, bits, dim)
+    grouped: Tensor = q.to(torch.float32).unflatten(-1, (groups, dim // groups))
+    values: Tensor = grouped * tail[..., :1] + tail[..., 1:]
+    return values.flatten(-2)
 
 
 def embedding(rows: Tensor, indices: Tensor, bits: int, dim: int) -> Tensor:
@@ -90,7 +146,7 @@ def embedding_bag(
     """The sum, mean or maximum of each bag's rows, as torch.nn.functional.embedding_bag.
 
     Args:
-        rows: uint8 (rows, row_bytes(dim, bits)).
+        rows: uint8 (rows, row_bytes(dim, bits, groups)).
         indices: int32 or int64 (n,).
         offsets: of indices' dtype, (bags,), or (bags + 1,) with include_last_offset; starts at 0 and never falls.
         weights: float32 (n,), a factor per index (mode "sum" only), or None.
@@ -154,4 +210,4 @@ def _check_indices(indices: Tensor, count: int) -> None:
 
 def _check_bits(bits: int) -> None:
     if bits not in TABLE_BITS:
-        raise ValueError(f"table bits are {bits}, expected 8 or 4")
+        raise ValueError(f"table bits are {bits}, expected 8, 4, 3 or 2")

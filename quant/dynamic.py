@@ -28,13 +28,14 @@ from quant.dynamic_rounding import SAMPLES, check_rounding, round_by_data
 from quant.kernels import dispatch, narrow
 from quant.kernels.backend import Backend
 from quant.kernels.registry import described
+from quant.kernels.tables import groups_of_rows
 from quant.nn import Embedding, EmbeddingBag, Linear, QuantModule, TiedEmbedding
 from quant.nn.attention import leave_fast_paths
 from quant.nn.base import QuantizedWeight, adopt
 from quant.nn.recurrent import Direction, RecurrentCell, RecurrentSequence, interpreted_steps
 from quant.nn.registry import is_own, maker
 from quant.recipe import QConfig, Recipe, RecipeError
-from quant.report import Report, ReportEntry, attach_report, own_bytes, summary
+from quant.report import Report, ReportEntry, attach_report, own_bytes, storage, summary
 from quant.rounding.methods import NEAREST
 from quant.runtime.names import full_name
 
@@ -55,7 +56,7 @@ def quantize_dynamic(
 ) -> nn.Module:
     """Replace every supported module of a float model, the root included, by its int8 stand-in.
 
-    Weights become int8 per output channel (embeddings: 8 or 4 bits per row); activations are quantised when they come,
+    Weights become int8 per output channel (embeddings: 8 to 2 bits per row); activations are quantised when they come,
     each row by its own range. Inputs and outputs keep the model's type, float32, bfloat16 or float16. Names, hooks,
     tied weights and train/eval flags stay.
     No gradient goes through int8 layers. torch's encoder layers leave their fused float path, so what a padding mask
@@ -233,7 +234,9 @@ def _report(decisions: list[Decision], used: Backend, before: Report) -> Report:
 def _describe(module: QuantModule, qconfig: QConfig | None, used: Backend) -> tuple[str, str]:
     bits = 8 if qconfig is None else qconfig.weight_bits
     if isinstance(module, (Embedding, EmbeddingBag)):
-        return f"int{bits}", f"{bits} bits a value, a scale per row"
+        groups = groups_of_rows(module.rows.shape[1], module.embedding_dim, bits)
+        scales = "row" if groups == 1 else f"group of {module.embedding_dim // groups}"
+        return f"int{bits}", f"{bits} bits a value, a scale per {scales}"
     if isinstance(module, TiedEmbedding):
         rows = f"{bits}-bit" if narrow.is_narrow(module.q_weight) else "int8"
         return f"int{bits}", f"reads {rows} rows"
@@ -253,19 +256,8 @@ def _describe(module: QuantModule, qconfig: QConfig | None, used: Backend) -> tu
     ]
     if isinstance(module, Linear) and module.described:
         unusual.append(module.described)
-    unusual += [interpreted_steps(module), _storage(module, bits)]
+    unusual += [interpreted_steps(module), storage(_weights(module), bits)]
     return f"int{bits}", "; ".join([text, *filter(None, unusual)])
-
-
-def _storage(module: QuantModule, bits: int) -> str:
-    """How weights of few bits are stored; '' for those of more."""
-    if bits not in narrow.NARROW_BITS:
-        return ""
-    wide = sorted({one.shape[1] for one in _weights(module) if not narrow.is_narrow(one)})
-    if not wide:
-        return f"stored in {bits} bits"
-    sizes = ", ".join(map(str, wide))
-    return f"weights of {sizes} inputs stored as bytes, as {narrow.BLOCK} does not divide them"
 
 
 def _weights(module: nn.Module) -> list[Tensor]:

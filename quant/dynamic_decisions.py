@@ -191,7 +191,7 @@ def check_weights(decisions: list[Decision], recipe: Recipe) -> None:
         asked = recipe.rule_text(rule)
         if isinstance(decision.module, TABLES) and decision.qconfig.weight_bits not in TABLE_BITS:
             raise RecipeError(
-                f"{decision.where}: tables have 8 or 4 bits, {asked} asks for {decision.qconfig.weight_bits}"
+                f"{decision.where}: tables have 8, 4, 3 or 2 bits, {asked} asks for {decision.qconfig.weight_bits}"
             )
         for setting, value in decision.qconfig.changed().items():
             if setting in STATIC_SETTINGS and value != PER_CALL:

@@ -43,7 +43,7 @@ STATIC_SETTINGS = (
 
 DYNAMIC_SETTINGS = {
     "per_row": "has static ranges, which are one per tensor",
-    "group_size": "is static, and multiplies bytes with a weight scale per output",
+    "group_size": "is static, and multiplies integers with a weight scale per output",
     "weight_symmetric": "is static, and its weight has no zero points",
 }
 """Fields of a QConfig that dynamic layers use, and why static ones do not have them."""
@@ -94,9 +94,9 @@ class QConfig:
 
     Attributes:
         weight_bits: 2 to 8. Dynamic layers store 4 and fewer in as many bits, others as int8 with a narrower range
-            (embeddings: 8 or 4, packed per row).
+            (embeddings: 8, 4, 3 or 2, packed per row); so do static linear and recurrent layers.
         group_size: 32, 64 or 128 neighbouring inputs of an output that share a weight scale, which has to divide their
-            number (dynamic layers with 2 to 4 bits); None for a scale per output.
+            number (dynamic layers with 2 to 4 bits; of an embedding, columns of a row); None for a scale per output.
         weight_symmetric: False gives each group a zero point too, so that its integers span the group's minimum to its
             maximum.
         per_channel: a weight scale per output channel (per gate row in recurrent layers), or one per tensor.

@@ -7,8 +7,9 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 
+from quant.kernels import narrow
 from quant.runtime.layers.quant_module import QuantModule
 from quant.runtime.names import child_of, full_name
 from quant.runtime.packed_weights import packed_weights
@@ -40,6 +41,19 @@ class ReportEntry:
     def quantized(self) -> bool:
         """Whether the module computes in integers."""
         return is_quantized(self.outcome)
+
+
+def storage(weights: Iterable[Tensor], bits: int) -> str:
+    """How weights of few bits are stored, for an entry's detail; '' for those of more."""
+    if bits not in narrow.NARROW_BITS:
+        return ""
+    in_bytes = [one for one in weights if not narrow.is_narrow(one)]
+    if not in_bytes:
+        return f"stored in {bits} bits"
+    if any(one.dim() > 2 for one in in_bytes):
+        return "its weight stored as bytes, as those of convolutions are"
+    sizes = ", ".join(map(str, sorted({one.shape[1] for one in in_bytes})))
+    return f"weights of {sizes} inputs stored as bytes, as {narrow.BLOCK} does not divide them"
 
 
 def is_quantized(outcome: str) -> bool:

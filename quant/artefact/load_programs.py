@@ -6,6 +6,7 @@ tensors that a conversion removes are removed. The model's code is used, its wei
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterable, Mapping
 from dataclasses import fields
 from typing import Any
@@ -24,7 +25,7 @@ from quant.artefact.program_document import (
 )
 from quant.half_precision import OwnOutputs, WideInputs, note_half
 from quant.int8_classes import LAYERS, static_layer
-from quant.kernels import ACTIVATION_U8, QParams
+from quant.kernels import ACTIVATION_U8, QParams, narrow
 from quant.kernels.registry import full_name_of
 from quant.leaves import base_layer
 from quant.nn.base import adopt
@@ -32,6 +33,7 @@ from quant.nn.inherited import inherit
 from quant.recipe import QConfig
 from quant.recurrent_layers import directions_of, is_cell, kind_of, sizes_of
 from quant.runtime.as_forward import as_forward
+from quant.runtime.layers.products import LinearProduct
 from quant.runtime.layers.recurrent import RecurrentRanges, StaticCell, StaticRecurrent
 from quant.runtime.layers.recurrent_module import Int8Tensors
 from quant.runtime.layers.sites import RANGES
@@ -243,8 +245,20 @@ def _check_layer(name: str, layer: StaticLayer) -> None:
     shapes = [one is None or one.shape == (out,) for one in per_channel] + [one.shape == sites for one in per_site]
     widths = [len(value) for value in layer.product.settings.values() if isinstance(value, (list, tuple))]
     spatial = all(width == layer.q_weight.dim() - 2 for width in widths)
-    if not all(shapes) or not spatial or layer.q_weight.dtype != torch.int8 or not 0 <= layer.own < sites[0]:
+    if not all(shapes) or not spatial or not _is_weight(layer) or not 0 <= layer.own < sites[0]:
         raise TextError(f"layer {name!r}: its tensors and settings do not fit each other")
+
+
+def _is_weight(layer: StaticLayer) -> bool:
+    """Whether its weight is int8, or narrow where its kernels take that."""
+    if layer.q_weight.dtype == torch.int8:
+        return True
+    if not isinstance(layer.product, LinearProduct):
+        return False
+    with contextlib.suppress(TypeError, ValueError):
+        narrow.check(layer.q_weight, layer.weight_scale)
+        return layer.weight_scale.dim() == 1
+    return False
 
 
 def _recurrent(module: nn.Module, name: str, tensors: Mapping[str, Tensor]) -> nn.Module:

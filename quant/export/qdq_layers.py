@@ -7,7 +7,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from quant.export.rounding import Rounding
+from quant.kernels import narrow
 from quant.nn.linear import Linear
+from quant.runtime.layers.narrow_bytes import weight_in_bytes
 from quant.runtime.layers.products import ConvProduct, LinearProduct, Product, TransposedProduct
 from quant.runtime.layers.weighted import StaticLayer
 
@@ -66,8 +68,9 @@ class QDQLayer(nn.Module):
         self.rows = rounding if alone and isinstance(self.product, LinearProduct) else None
         transposed = isinstance(self.product, TransposedProduct)  # whose output channels are no first axis
         stays_float = (alone and self.rows is None) or transposed
-        real = self.product.real_weight(layer.q_weight, layer.weight_scale) if stays_float else None
-        self.weight = QDQWeight(layer.q_weight, layer.weight_scale, rounding, real)
+        q_weight = narrow.as_bytes(layer.q_weight)
+        real = self.product.real_weight(q_weight, layer.weight_scale) if stays_float else None
+        self.weight = QDQWeight(q_weight, layer.weight_scale, rounding, real)
         scale = layer.input_scale[site].double() * layer.weight_scale.double()
         self.register_buffer("bias", None if known.q_bias is None else (known.q_bias.double() * scale).float())
 
@@ -141,8 +144,9 @@ class QDQLinear(nn.Module):
         self.in_features, self.out_features, self.dtype = layer.in_features, layer.out_features, layer.dtype
         self.bits, self.per_row, self.rounding = layer.activation_bits, layer.per_row, rounding
         stays_float = rounding.weights_between_integers_only and (self.bits != 8 or not self.per_row)
-        real = layer.q_weight.float() * layer.scale.unsqueeze(1) if stays_float else None
-        self.kept = QDQWeight(layer.q_weight, layer.scale, rounding, real)
+        q_weight = weight_in_bytes(layer)
+        real = q_weight.float() * layer.scale.unsqueeze(1) if stays_float else None
+        self.kept = QDQWeight(q_weight, layer.scale, rounding, real)
         self.register_buffer("columns", layer.columns)
         self.register_buffer("bias", None if layer.bias is None else layer.bias.detach())
 

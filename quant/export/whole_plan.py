@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from quant.export.naming import listed, named_leaves
 from quant.half_precision import OwnOutputs
+from quant.kernels import narrow
 from quant.kernels.reference_plan import HEADER
 from quant.runtime.instructions import Instruction
 from quant.runtime.layers.narrow_bytes import HasGroups, with_bytes
@@ -100,10 +101,15 @@ def whole_plan(model: nn.Module, example_inputs: Any = None) -> WholePlan:
     return WholePlan(
         whole,
         tuple(_steps(lines, region)),
-        tuple(one.detach().contiguous() for one in text.constants),
+        tuple(_in_bytes(one.detach().contiguous()) for one in text.constants),
         tuple(_input(index, runner, region) for index in inputs),
         tuple(_value(name, runner.program.values[index]) for name, index in outputs.items()),
     )
+
+
+def _in_bytes(constant: Tensor) -> Tensor:
+    """A constant whose narrow weight, uint8 of three dimensions, is int8."""
+    return narrow.as_bytes(constant) if constant.dim() == 3 else constant
 
 
 def _units(model: nn.Module) -> list[str]:

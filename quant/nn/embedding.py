@@ -1,4 +1,4 @@
-"""Embedding tables of 8 and 4 bits per value, each row by its own range (`quant.kernels.tables`)."""
+"""Embedding tables of 8, 4, 3 and 2 bits, each row or group of a row by its own range (`quant.kernels.tables`)."""
 
 from typing import Any
 
@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from quant.kernels import dispatch, narrow
 from quant.kernels.backends.compiled import direct
 from quant.kernels.tables import TABLE_BITS, pack_table, unpack_rows
-from quant.nn.base import QuantizedWeight, as_float32, scripted_as
+from quant.nn.base import QuantizedWeight, as_float32, check_groups, scripted_as
 from quant.recipe import QConfig, RecipeError
 from quant.runtime.layers.quant_module import REFUSALS, QuantModule, dequantize_weight
 
@@ -27,19 +27,15 @@ class _Table(QuantModule):
     ) -> None:
         super().__init__()
         if qconfig.weight_bits not in TABLE_BITS:
-            raise RecipeError(f"embedding tables have 8 or 4 bits, the recipe asks for {qconfig.weight_bits}")
-        if qconfig.group_size is not None:
-            rule = f"nn.{type(self).__name__}: QConfig(weight_bits={qconfig.weight_bits})"
-            raise RecipeError(
-                f"embedding tables have a scale per row, the recipe asks for group_size {qconfig.group_size}; give "
-                f"them a rule without it: Recipe({{{rule}}}, ...)"
-            )
+            raise RecipeError(f"embedding tables have 8, 4, 3 or 2 bits, the recipe asks for {qconfig.weight_bits}")
+        check_groups(module.embedding_dim, qconfig)
         self.num_embeddings = module.num_embeddings
         self.embedding_dim = module.embedding_dim
         self.padding_idx = module.padding_idx
         self.bits = qconfig.weight_bits
         self.register_buffer(
-            "rows", pack_table(as_float32(module.weight), self.bits) if tied_to is None else tied_to.rows
+            "rows",
+            pack_table(as_float32(module.weight), self.bits, qconfig.group_size) if tied_to is None else tied_to.rows,
         )
 
     @property

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from quant.kernels.tables import unpack_rows
+from quant.kernels.tables import groups_of_rows, unpack_rows
 from quant.nn.embedding import Embedding, EmbeddingBag, TiedEmbedding
 from quant.onnx.arithmetic_calls import as_tensor, cast
 from quant.onnx.call import WrittenCall, writes_call
@@ -51,6 +51,8 @@ def _rows(writer: GraphWriter, module: nn.Module | None, indices: str) -> str:
 
 def _rows_apart(table: Embedding | EmbeddingBag) -> tuple[Tensor, Tensor, Tensor]:
     """uint8 (rows, dim), and float32 (rows, 1) scales and biases."""
+    if groups_of_rows(table.rows.shape[1], table.embedding_dim, table.bits) > 1:
+        raise NotWritten("is a table with scales by group; quantise it without group_size")
     tail = 8 if table.bits == 8 else 4
     numbers = table.rows[:, -tail:].clone().view(torch.float32 if table.bits == 8 else torch.float16).float()
     scale, bias = numbers[:, :1], numbers[:, 1:]

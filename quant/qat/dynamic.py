@@ -32,7 +32,7 @@ def call_rounded(module: nn.Module, qconfig: QConfig, args: tuple[Any, ...], kwa
     """
     if base_layer(module) is nn.Embedding:
         rows: Tensor = module(*args, **kwargs)  # each row is rounded by itself, so those looked up are enough
-        return rounded_rows(rows, qconfig.weight_bits)
+        return rounded_rows(rows, qconfig.weight_bits, qconfig.group_size)
     return with_rounded_weights(module, qconfig)(*args, **kwargs)
 
 
@@ -46,7 +46,7 @@ def with_rounded_weights(module: nn.Module, qconfig: QConfig) -> nn.Module:
         if parameter is None or parameter.dim() != 2:
             rounded[name] = parameter
         elif is_table:
-            rounded[name] = rounded_rows(parameter, qconfig.weight_bits)
+            rounded[name] = rounded_rows(parameter, qconfig.weight_bits, qconfig.group_size)
         else:
             rounded[name] = _rounded_matrix(parameter, qconfig)
     rounded_copy.__dict__["_parameters"] = rounded
@@ -68,12 +68,12 @@ def _rounded_matrix(weight: Tensor, qconfig: QConfig) -> Tensor:
     return straight_through(weight, value)
 
 
-def rounded_rows(rows: Tensor, bits: int) -> Tensor:
-    """Rows of an embedding table, packed and dequantised; (..., dim). Tables have 8 or 4 bits a value,
+def rounded_rows(rows: Tensor, bits: int, group_size: int | None = None) -> Tensor:
+    """Rows of an embedding table, packed and dequantised; (..., dim). Tables have 8, 4, 3 or 2 bits a value,
     and stay as they are for any other number."""
     if bits not in tables.TABLE_BITS or rows.numel() == 0:
         return rows
     with torch.no_grad():
-        packed = tables.pack_table(rows.detach().reshape(-1, rows.shape[-1]), bits)
+        packed = tables.pack_table(rows.detach().reshape(-1, rows.shape[-1]), bits, group_size)
         value = tables.unpack_rows(packed, bits, rows.shape[-1]).reshape(rows.shape)
     return straight_through(rows, value)

@@ -23,7 +23,7 @@ SPAN = 1 << 12
 
 def _is_planned(direction: Any) -> bool:
     """Whether plans have an operation for a direction."""
-    return bool(direction._kind.native) and not direction.has_narrow_weight()
+    return bool(direction._kind.native) and not direction.has_groups()
 
 
 @dataclass(frozen=True)

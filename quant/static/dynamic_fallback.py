@@ -113,7 +113,7 @@ def _dynamic(model: nn.Module, settings: dict[str, QConfig], backend: str | None
 def _why_not_dynamic(module: nn.Module, qconfig: QConfig) -> str:
     """The reason that quantize_dynamic refuses a module by itself; '' where it does not."""
     if isinstance(module, (nn.Embedding, nn.EmbeddingBag)) and qconfig.weight_bits not in TABLE_BITS:
-        return f"tables have 8 or 4 bits, the recipe asks for {qconfig.weight_bits}"
+        return f"tables have 8, 4, 3 or 2 bits, the recipe asks for {qconfig.weight_bits}"
     try:
         quantize_dynamic(nn.Sequential(module), Recipe({"0": qconfig}, default=None))
     except ValueError as error:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -163,6 +164,9 @@ def _weighted_layer(
             weight = runner.learned_weights.get(step.name)
             known = (runner.learned(step), runner.mean(step))
             weight = weight or quantized(step, runner.graph, runner.root, smallest, *known)
+            assert step.qconfig is not None
+            stored = step.weighted.int8().stored(weight.q_weight, step.qconfig.weight_bits)
+            weight = replace(weight, q_weight=stored)
             fold = folded_numbers(step, runner.graph, runner.root)
         built.layers[identity] = StaticLayer(
             step.weighted.int8(), weight, backend, fold, 16 if step.reads_two_bytes else 8

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from quant.kernels import QParams
+from quant.kernels import QParams, narrow
 from quant.ops.recurrent import product_range, state_range
 from quant.recipe import QConfig
 from quant.recurrent_layers import Tensors, directions_of, is_cell, kind_of, sizes_of, tensors_of
@@ -47,7 +47,8 @@ def _int8_tensors(own: Tensors, qconfig: QConfig) -> Int8Tensors:
         weight = getattr(own, f"weight_{name}")
         if weight is not None:
             rows = weight.detach().to(torch.float32)
-            rounded[f"q_weight_{name}"], rounded[f"scale_{name}"] = quantized_rows(rows, qconfig)
+            q_rows, rounded[f"scale_{name}"] = quantized_rows(rows, qconfig)
+            rounded[f"q_weight_{name}"] = narrow.from_bytes(q_rows, qconfig.weight_bits)
     return Int8Tensors(bias_ih=own.bias_ih, bias_hh=own.bias_hh, **rounded)
 
 

@@ -12,7 +12,7 @@ from quant.kernels.registry import full_name_of
 from quant.nn.recurrent import interpreted_steps
 from quant.ops.operator import Float, Weighted
 from quant.ops.step import Step, is_recurrent
-from quant.report import Report, ReportEntry, bytes_of, is_quantized, own_bytes, summary
+from quant.report import Report, ReportEntry, bytes_of, is_quantized, own_bytes, storage, summary
 from quant.runtime.callee import Submodule
 from quant.runtime.dtype_branches import comparing_dtypes
 from quant.runtime.instructions import FloatCall
@@ -35,7 +35,8 @@ def weighted_entry(step: Step, x: QParams, y: QParams | None, layer: nn.Module, 
     """The entry of a weighted layer; `x` and `y` are the ranges of its input and output, None for a float output."""
     outcome, ranges = _weight_and_ranges(step, x, y)
     width = "16-bit " if step.reads_two_bytes else ""
-    return outcome, f"static {step.operator.name}, {width}{ranges}, {routes(layer, backend)}"
+    detail = f"static {step.operator.name}, {width}{ranges}, {routes(layer, backend)}"
+    return outcome, _with_storage(detail, layer, step)
 
 
 def note_weighted(step: Step, node: Node, entries: Entries, path: str, entry: tuple[str, str]) -> None:
@@ -62,7 +63,8 @@ def recurrent_entry(
     bits = step.qconfig.weight_bits if step.qconfig else 8
     detail = f"static {step.operator.name}, input [{x}], states {', '.join(states)}, {output} output"
     steps = interpreted_steps(layer)
-    return f"int{bits}", f"{detail}, {routes(layer, backend)}" + (f"; {steps}" if steps else "")
+    detail = _with_storage(f"{detail}, {routes(layer, backend)}", layer, step)
+    return f"int{bits}", detail + (f"; {steps}" if steps else "")
 
 
 def registered_entry(
@@ -71,6 +73,12 @@ def registered_entry(
     """The entry of a registered layer, by its class; `x` and `y` as for `weighted_entry`."""
     outcome, ranges = _weight_and_ranges(step, x, y)
     return outcome, f"static {full_name_of(type(layer))}, {ranges}, {routes(layer, backend)}"
+
+
+def _with_storage(detail: str, layer: nn.Module, step: Step) -> str:
+    weights = [one for name, one in layer.named_buffers() if name.rpartition(".")[2].startswith("q_weight")]
+    stored = storage(weights, step.qconfig.weight_bits if step.qconfig else 8)
+    return f"{detail}, {stored}" if stored else detail
 
 
 def _weight_and_ranges(step: Step, x: QParams, y: QParams | None) -> tuple[str, str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from quant.kernels import dispatch
+from quant.kernels import dispatch, narrow
 from quant.runtime.layers.weighted import StaticLayer
 
 
@@ -19,7 +19,8 @@ def routes(layer: nn.Module, backend: str | None) -> str:
     used = dispatch.current(backend)
     if not isinstance(layer, StaticLayer):
         weights = [one for name, one in layer.named_buffers() if name.rpartition(".")[2].startswith("q_weight")]
-        products = sorted({used.route(one) for one in weights if one.dtype == torch.int8 and one.dim() == 2})
+        weights = [one for one in weights if narrow.is_narrow(one) or (one.dtype == torch.int8 and one.dim() == 2)]
+        products = sorted({used.route(one) for one in weights})
         return f"{used.name} ({', '.join(products)})" if products else "no product of a backend's"
     phases = None if used.transposes else layer.site(0).phases
     product, q_weight = (layer.product, layer.q_weight) if phases is None else (phases.product, phases.q_weight)

@@ -132,7 +132,7 @@ def test_a_first_state_that_is_not_finite_is_told(place: int) -> None:
     assert reference_plan.run_plan_of_finite(inputs, layer("lstm"), program) == []
 
 
-@pytest.mark.parametrize("bits", [8, 4, 32])
+@pytest.mark.parametrize("bits", [8, 4, 3, 2, 32])
 def test_embeddings(bits: int) -> None:
     table = reals(30, 21)
     settings = f"embedding_table x=%0 rows=$0 bits={bits} dim=21" if bits < 32 else "embedding x=%0 weight=$0"

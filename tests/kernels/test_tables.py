@@ -1,4 +1,4 @@
-"""Embedding tables of 8 and 4 bits: packing, and every backend's look-ups against the reference and torch itself."""
+"""Embedding tables of 8, 4, 3 and 2 bits: packing, and every backend's look-ups against the reference and torch."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from quant.kernels.backend import Backend
 from torch import Tensor
 
 FAST = os.environ.get("OCTET_FAST_TESTS") == "1"
-bits = pytest.mark.parametrize("bits", [8, 4], ids=["8bit", "4bit"])
+bits = pytest.mark.parametrize("bits", [8, 4, 3, 2], ids=["8bit", "4bit", "3bit", "2bit"])
 dims = pytest.mark.parametrize("dim", [1, 3, 16, 33, 64, 128], ids=lambda dim: f"dim{dim}")
 index_types = pytest.mark.parametrize("dtype", [torch.int32, torch.int64], ids=["int32", "int64"])
 
 
-def table(rows: int, dim: int, bits: int) -> tuple[Tensor, Tensor]:
+def table(rows: int, dim: int, bits: int, group_size: int | None = None) -> tuple[Tensor, Tensor]:
     """Packed rows, and the floats that they stand for."""
     weight = torch.randn(rows, dim, generator=torch.Generator().manual_seed(3)) * torch.logspace(-3, 2, rows)[:, None]
-    packed = tables.pack_table(weight, bits)
+    packed = tables.pack_table(weight, bits, group_size)
     return packed, tables.unpack_rows(packed, bits, dim)
 
 
@@ -39,7 +39,7 @@ def test_a_row_is_within_half_a_step_of_its_floats(bits: int, dim: int) -> None:
     span = weight.amax(1) - weight.amin(1)
     # Half a step; a half-precision scale and bias add their own rounding (2**-11 of the scale times 15 steps, 2**-11 of
     # the bias), which a value clamped at an end cannot make up for.
-    slack = 2.0**-11 * (span + weight.abs().amax(1)) if bits == 4 else 2.0**-22 * weight.abs().amax(1)
+    slack = 2.0**-11 * (span + weight.abs().amax(1)) if bits < 8 else 2.0**-22 * weight.abs().amax(1)
     assert bool(((back - weight).abs() <= (span / (2**bits - 1) / 2 + slack)[:, None] + 2.0**-24).all())
 
 
@@ -65,6 +65,36 @@ def test_the_layout_is_the_documented_one() -> None:
     four = tables.pack_table(torch.tensor([[0.0, 15.0, 3.0]]), 4)
     assert four[0, :2].tolist() == [0xF0, 0x03]
     assert four[0, 2:].clone().view(torch.float16).tolist() == [1.0, 0.0]
+    two = tables.pack_table(torch.tensor([[0.0, 3.0, 1.0, 2.0, 1.0]]), 2)
+    assert two[0, :2].tolist() == [0b10_01_11_00, 0b01]
+    assert two[0, 2:].clone().view(torch.float16).tolist() == [1.0, 0.0]
+    three = tables.pack_table(torch.tensor([[0.0, 7.0, 1.0, 2.0, 4.0, 5.0, 3.0, 6.0, 4.0]]), 3)
+    assert three[0, :3].tolist() == [0b10_01_11_00, 0b10_11_01_00, 0b00]
+    assert three[0, 3:5].tolist() == [0b1011_0010, 0b1]
+    groups = tables.pack_table(torch.tensor([[0.0, 15.0, 4.0, 34.0]]), 4, 2)
+    assert groups[0, :2].tolist() == [0xF0, 0xF0]
+    assert groups[0, 2:].clone().view(torch.float16).tolist() == [1.0, 0.0, 2.0, 4.0]
+
+
+@pytest.mark.parametrize("bits", [4, 3, 2])
+def test_a_group_has_a_range_of_its_own(backend: Backend, bits: int) -> None:
+    weight = torch.randn(20, 6, 32, generator=torch.Generator().manual_seed(3)) * torch.logspace(-2, 2, 6)[:, None]
+    packed = tables.pack_table(weight.flatten(1), bits, 32)
+    assert tables.groups_of_rows(packed.shape[1], 192, bits) == 6
+    back = backend.embedding(packed, torch.arange(20), bits, 192).unflatten(1, (6, 32))
+    span = weight.amax(2) - weight.amin(2)
+    slack = 2.0**-11 * (span + weight.abs().amax(2)) + 2.0**-24
+    assert bool(((back - weight).abs() <= (span / (2**bits - 1) / 2 + slack)[:, :, None]).all())
+
+
+def test_groups_that_are_none_are_refused(backend: Backend) -> None:
+    with pytest.raises(ValueError, match="group_size is 32, expected a divisor of 48"):
+        tables.pack_table(torch.ones(2, 48), 4, 32)
+    with pytest.raises(ValueError, match="fewer than 8 bits"):
+        tables.pack_table(torch.ones(2, 64), 8, 32)
+    for length in (16, 24, 28 + 1, 24 + 5 * 4):  # no group, no whole number, and 5 of 48 columns
+        with pytest.raises(ValueError, match="packed rows are"):
+            backend.embedding(torch.zeros(2, length, dtype=torch.uint8), torch.tensor([0]), 4, 48)
 
 
 @bits
@@ -82,10 +112,11 @@ def test_a_row_beyond_half_precision_is_refused_for_4_bits() -> None:
 
 
 def test_other_bits_are_refused(backend: Backend) -> None:
-    with pytest.raises(ValueError, match="expected 8 or 4"):
-        tables.pack_table(torch.ones(2, 2), 2)
-    with pytest.raises(ValueError, match="expected 8 or 4"):
-        backend.embedding(torch.zeros(2, 10, dtype=torch.uint8), torch.tensor([0]), 2, 2)
+    with pytest.raises(ValueError, match="expected 8, 4, 3 or 2"):
+        tables.pack_table(torch.ones(2, 2), 5)
+    for other in (0, 1, 5, 9, -8):
+        with pytest.raises(ValueError, match="expected 8, 4, 3 or 2"):
+            backend.embedding(torch.zeros(2, 10, dtype=torch.uint8), torch.tensor([0]), other, 2)
 
 
 @bits
@@ -95,6 +126,19 @@ def test_a_look_up_is_the_reference_to_the_bit(backend: Backend, bits: int, dim:
     packed, real = table(30, dim, bits)
     indices = torch.tensor([[0, 29, 7], [7, 7, 1]], dtype=dtype)
     assert torch.equal(backend.embedding(packed, indices, bits, dim), real[indices.long()])
+
+
+@pytest.mark.parametrize("bits", [4, 3, 2])
+@pytest.mark.parametrize("dim", [32, 96, 160])
+def test_a_look_up_of_groups_is_the_reference_to_the_bit(backend: Backend, bits: int, dim: int) -> None:
+    packed, real = table(30, dim, bits, 32)
+    indices = torch.tensor([[0, 29, 7], [7, 7, 1]])
+    assert torch.equal(backend.embedding(packed, indices, bits, dim), real[indices])
+    for mode in ("sum", "mean", "max"):
+        bag = BAGS["padding"]
+        tensors = [torch.tensor(bag[key]) for key in ("indices", "offsets")]
+        y = backend.embedding_bag(packed, *tensors, None, bits, dim, mode, False, 2)
+        check_bags(y, real, None, mode, bag)
 
 
 @bits
@@ -115,6 +159,8 @@ def test_every_half_precision_scale_is_decoded_right(backend: Backend) -> None:
     rows = torch.cat([torch.full((len(scales), 1), 0x31, dtype=torch.uint8), tail], 1)
     y = backend.embedding(rows, torch.arange(len(scales)), 4, 2)
     assert torch.equal(y, torch.stack([scales.float() * 1, scales.float() * 3], 1))
+    twice = torch.cat([rows, tail], 1)  # a group for each of the two columns
+    assert torch.equal(backend.embedding(twice, torch.arange(len(scales)), 4, 2), y)
 
 
 BAGS: dict[str, dict[str, Any]] = {

@@ -77,12 +77,7 @@ EACH = pytest.mark.parametrize("name", MODELS)
 
 BOTH = pytest.mark.parametrize(
     ("name", "settings"),
-    [
-        pytest.param(name, settings, id=f"{name}, {text}")
-        for name in MODELS
-        for text, settings in SETTINGS.items()
-        if name != "Tied" or settings["weight_bits"] == 4  # as all tables
-    ],
+    [pytest.param(name, settings, id=f"{name}, {text}") for name in MODELS for text, settings in SETTINGS.items()],
 )
 
 
@@ -287,14 +282,32 @@ def test_groups_that_do_not_divide(model: nn.Module, said: str) -> None:
         quant.quantize_dynamic(nn.Sequential(model), recipe)
 
 
-@pytest.mark.parametrize("table", [nn.Embedding(9, 64), nn.EmbeddingBag(9, 64)])
-def test_a_table_has_no_groups(table: nn.Module) -> None:
-    recipe = quant.Recipe(default=quant.QConfig(weight_bits=4, group_size=32))
-    said = (
-        rf"layer '0' .*a scale per row, .*group_size 32.*Recipe\(\{{nn\.{type(table).__name__}: QConfig\(weight_bits=4"
-    )
-    with pytest.raises(quant.recipe.RecipeError, match=said):
-        quant.quantize_dynamic(nn.Sequential(table), recipe)
+@pytest.mark.parametrize("kind", [nn.Embedding, nn.EmbeddingBag])
+@pytest.mark.parametrize(("bits", "most"), [(4, 0.145), (3, 0.115), (2, 0.085)])
+def test_tables_have_groups(kind: type[nn.Module], bits: int, most: float, tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    model, x = nn.Sequential(kind(60, 256)).eval(), torch.randint(60, (5, 3))
+    errors = []
+    for size in (None, 64):
+        recipe = quant.Recipe(default=quant.QConfig(weight_bits=bits, group_size=size))
+        q = quant.quantize_dynamic(model, recipe)
+        errors.append(float((q(x) - model(x)).norm().detach()))
+    assert errors[1] < errors[0]
+    report = quant.summary(q)
+    assert report.bytes_after == q[0].rows.nbytes <= most * report.bytes_before  # type: ignore[union-attr, operator]
+    assert "a scale per group of 64" in report["0"].detail
+    quant.save(q, tmp_path / "q.q8")
+    assert (tmp_path / "q.q8").stat().st_size < report.bytes_after + 8192
+    loaded = quant.load(tmp_path / "q.q8", model=nn.Sequential(kind(60, 256)))
+    assert torch.equal(loaded(x), q(x))
+    assert torch.equal(torch.jit.script(q)(x), q(x))
+
+
+@pytest.mark.parametrize("kind", [nn.Embedding, nn.EmbeddingBag])
+def test_groups_that_do_not_divide_a_table(kind: type[nn.Module]) -> None:
+    recipe = quant.Recipe(default=quant.QConfig(weight_bits=4, group_size=64))
+    with pytest.raises(quant.recipe.RecipeError, match=r"layer '0' .*group_size is 64.*96 inputs; take group_size=32"):
+        quant.quantize_dynamic(nn.Sequential(kind(9, 96)), recipe)
 
 
 def test_the_runner_gets_bytes_and_refuses_groups(tmp_path: Path) -> None:

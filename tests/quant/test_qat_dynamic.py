@@ -189,7 +189,7 @@ class Tables(nn.Module):
         return out
 
 
-@pytest.mark.parametrize("bits", [8, 4])
+@pytest.mark.parametrize("bits", [8, 4, 3])
 def test_tables_and_attention_train_and_convert_to_what_eval_showed(bits: int) -> None:
     words, classes = torch.randint(0, 50, (32, 6)), torch.randint(0, 4, (32,))
     recipe = quant.Recipe({"rows": quant.QConfig(weight_bits=bits), "bags": quant.QConfig(weight_bits=bits)})

@@ -18,11 +18,12 @@ namespace {
 using at::Tensor;
 
 Table table_of(const Tensor& rows, int64_t bits, int64_t dim) {
-  const int64_t stride = translated("", [&] { return table_stride(bits, dim); });
-  TORCH_CHECK_VALUE(rows.dim() == 2 && rows.size(1) == stride && rows.scalar_type() == at::kByte && rows.is_contiguous(),
-                    "packed rows are ", rows.scalar_type(), " of shape ", rows.sizes(), ", expected contiguous uint8 (rows, ",
-                    stride, ") for ", dim, " values of ", bits, " bits");
-  return {rows.const_data_ptr<uint8_t>(), rows.size(0), stride, dim, static_cast<int>(bits)};
+  const int64_t stride = rows.dim() == 2 ? rows.size(1) : 0;
+  const int64_t groups = translated("", [&] { return table_groups(bits, dim, stride); });
+  TORCH_CHECK_VALUE(rows.dim() == 2 && groups > 0 && rows.scalar_type() == at::kByte && rows.is_contiguous(),
+                    "packed rows are ", rows.scalar_type(), " of shape ", rows.sizes(), ", expected contiguous uint8 (rows, "
+                    "bytes) as kernels/tables.py packs ", dim, " values of ", bits, " bits");
+  return {rows.const_data_ptr<uint8_t>(), rows.size(0), stride, dim, static_cast<int>(bits), groups};
 }
 
 Tensor as_int64(const Tensor& tensor, const char* name) {
@@ -90,9 +91,9 @@ Tensor embedding_bag_op(const Tensor& rows, const Tensor& indices, const Tensor&
   Tensor out = at::empty({bags->count, dim}, rows.options().dtype(at::kFloat));
   float* values = out.mutable_data_ptr<float>();
 #if defined(__x86_64__)
-  // FBGEMM has no maximum, and its 4-bit kernels take whole bytes only. They are 6 to 18 times faster than our own loops, so
+  // FBGEMM has no maximum, no groups and no 3 bits, and its kernels of few bits take whole bytes only. They are 6 to 18 times faster than our own loops, so
   // "native", the default where no one chose, takes them too: it has kernels of its own for products, and none for tables.
-  const bool suits = mode != "max" && (bits == 8 || dim % 2 == 0) && dim > 0;
+  const bool suits = mode != "max" && bits != 3 && table.groups == 1 && dim * bits % 8 == 0 && dim > 0;
   const bool chosen = backend == "fbgemm" || backend == "native" || backend.empty();
   if (suits && chosen && library("fbgemm").why_not().empty()) {
     fbgemm_bags(table, *bags, mode == "mean", values);

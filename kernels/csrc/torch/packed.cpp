@@ -129,9 +129,27 @@ std::shared_ptr<const PackedGemm> find_or_pack(const at::Tensor& owner, const vo
   });
 }
 
+// The bytes of a narrow weight; without scales.
+NarrowSource narrow_source(const at::Tensor& weight) {
+  TORCH_CHECK_VALUE(weight.dim() == 3 && weight.is_contiguous() && weight.size(1) >= 2 && weight.size(1) <= 4 &&
+                        weight.size(2) > 0 && weight.size(2) % 4 == 0,
+                    "q_weight must be contiguous uint8 of shape (N, 2 to 4 bits, K / 8) with K a multiple of 32, got ",
+                    weight.sizes());
+  return {weight.const_data_ptr<uint8_t>(), weight.size(0), weight.size(2) * 8, static_cast<int>(weight.size(1))};
+}
+
+// `scales` are those by group, and undefined where the source has none.
+std::shared_ptr<const PackedGemm> find_or_pack_narrow(const at::Tensor& weight, const NarrowSource& source,
+                                                      const at::Tensor& scales) {
+  return find_or_make<PackedGemm>(
+      weight, source.bytes, source.n, source.k, &kNarrow,
+      [&] { return std::shared_ptr<const PackedGemm>(pack_narrow(source)); }, scales);
+}
+
 }  // namespace
 
 std::shared_ptr<const PackedGemm> packed(const at::Tensor& weight, c10::string_view backend) {
+  if (weight.scalar_type() == at::kByte) return find_or_pack_narrow(weight, narrow_source(weight), {});
   TORCH_CHECK_VALUE(weight.dim() == 2 && weight.scalar_type() == at::kChar && weight.is_contiguous(),
                     "q_weight must be contiguous int8 of shape (N, K), got ", weight.scalar_type(), " ", weight.sizes());
   return find_or_pack(weight, weight.const_data_ptr(), weight.size(0), weight.size(1), backend,
@@ -139,30 +157,20 @@ std::shared_ptr<const PackedGemm> packed(const at::Tensor& weight, c10::string_v
 }
 
 Weight packed_weight(const at::Tensor& weight, const at::Tensor& scale, const char* name, c10::string_view backend) {
-  if (weight.scalar_type() != at::kByte) {
+  if (weight.scalar_type() != at::kByte || scale.dim() == 1) {
     const auto gemm = packed(weight, backend);
     return {gemm, vector(scale, gemm->n(), name)};
   }
-  TORCH_CHECK_VALUE(weight.dim() == 3 && weight.is_contiguous() && weight.size(1) >= 2 && weight.size(1) <= 4 &&
-                        weight.size(2) > 0 && weight.size(2) % 4 == 0,
-                    "q_weight must be contiguous uint8 of shape (N, 2 to 4 bits, K / 8) with K a multiple of 32, got ",
-                    weight.sizes());
-  NarrowSource source{weight.const_data_ptr<uint8_t>(), weight.size(0), weight.size(2) * 8, static_cast<int>(weight.size(1))};
-  const Tensor own = scale.dim() == 1 ? vector(scale, source.n, name) : Tensor();
-  if (!own.defined()) {
-    const auto type = scale.scalar_type();
-    TORCH_CHECK_TYPE(type == at::kHalf || type == at::kFloat, name, " is ", type, ", expected float16 or float32");
-    const bool fits = (scale.dim() == 2 || (scale.dim() == 3 && scale.size(2) == 2)) && scale.size(0) == source.n &&
-                      scale.size(1) > 0 && source.k % (scale.size(1) * 32) == 0 && scale.is_contiguous();
-    TORCH_CHECK_VALUE(fits, name, " has shape ", scale.sizes(), ", expected (", source.n, ", groups) of 32 inputs or a multiple, ",
-                      "with no or 2 values a group, for ", source.k, " inputs");
-    source.groups = scale.size(1), source.scales = scale.const_data_ptr();
-    source.half_scales = type == at::kHalf, source.zero_points = scale.dim() == 3;
-  }
-  const auto gemm = find_or_make<PackedGemm>(
-      weight, source.bytes, source.n, source.k, &kNarrow,
-      [&] { return std::shared_ptr<const PackedGemm>(pack_narrow(source)); }, own.defined() ? Tensor() : scale);
-  return {gemm, own};
+  NarrowSource source = narrow_source(weight);
+  const auto type = scale.scalar_type();
+  TORCH_CHECK_TYPE(type == at::kHalf || type == at::kFloat, name, " is ", type, ", expected float16 or float32");
+  const bool fits = (scale.dim() == 2 || (scale.dim() == 3 && scale.size(2) == 2)) && scale.size(0) == source.n &&
+                    scale.size(1) > 0 && source.k % (scale.size(1) * 32) == 0 && scale.is_contiguous();
+  TORCH_CHECK_VALUE(fits, name, " has shape ", scale.sizes(), ", expected (", source.n, ", groups) of 32 inputs or a multiple, ",
+                    "with no or 2 values a group, for ", source.k, " inputs");
+  source.groups = scale.size(1), source.scales = scale.const_data_ptr();
+  source.half_scales = type == at::kHalf, source.zero_points = scale.dim() == 3;
+  return {find_or_pack_narrow(weight, source, scale), Tensor()};
 }
 
 std::shared_ptr<const PackedGemm> packed_conv(const at::Tensor& weight, int64_t group, int64_t groups,

@@ -19,7 +19,8 @@
 
 namespace octet {
 
-// weight: int8 (n, k), contiguous, on the CPU. backend: "native", "fbgemm" or "qnnpack"; "" is the default here.
+// weight: int8 (n, k), contiguous, on the CPU; or narrow (kernels/narrow.py), of one scale per output, which our own kernels
+// multiply whatever the backend. backend: "native", "fbgemm" or "qnnpack"; "" is the default here.
 std::shared_ptr<const PackedGemm> packed(const at::Tensor& weight, c10::string_view backend);
 
 // A weight of a layer, as bytes or narrow (kernels/narrow.py), and its scale: undefined where the weight has scales by group, and
@@ -28,7 +29,6 @@ struct Weight {
   std::shared_ptr<const PackedGemm> gemm;
   at::Tensor scale;
 };
-// A narrow weight is multiplied by our own kernels whatever the backend.
 Weight packed_weight(const at::Tensor& weight, const at::Tensor& scale, const char* name, c10::string_view backend);
 
 // As `packed`, for group `group` of `groups` of a convolution's weight, int8 (out, channels / groups, *kernel): packed as

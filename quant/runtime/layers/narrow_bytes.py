@@ -1,10 +1,10 @@
-"""A model whose narrow weights (`quant.kernels.narrow`) are int8 instead, for forms without any: plans and ONNX."""
+"""Narrow weights (`quant.kernels.narrow`) as int8, for forms without any: the runner's files, ONNX, QDQ."""
 
 from __future__ import annotations
 
 import copy
 
-from torch import nn
+from torch import Tensor, nn
 
 from quant.kernels import narrow
 from quant.runtime.layers.quant_module import QuantModule
@@ -15,29 +15,42 @@ class HasGroups(ValueError):
 
 
 def with_bytes(model: nn.Module) -> nn.Module:
-    """The model itself where it has no narrow weight; else a copy with the same results.
+    """The model itself where no int8 module has a narrow weight; else a copy with the same results.
 
     Raises:
         HasGroups: a weight has scales by group.
     """
-    kept = [(name, layer) for name, layer in model.named_modules() if isinstance(layer, QuantModule)]
-    if not any(True for _, layer in kept for _ in _narrow_weights(layer)):
+    kept = {name: layer for name, layer in model.named_modules() if isinstance(layer, QuantModule)}
+    in_bytes = {
+        name: {key: weight_in_bytes(layer, key, name) for key in _narrow_weights(layer)} for name, layer in kept.items()
+    }
+    if not any(in_bytes.values()):
         return model
-    for name, layer in kept:
-        for key in _narrow_weights(layer):
-            scale = layer.get_buffer(key.replace("q_weight", "scale"))
-            if scale.dim() > 1:
-                raise HasGroups(
-                    f"layer {name or '(root)'!r} ({type(layer).__name__}): {key} is "
-                    f"{narrow.described(layer.get_buffer(key), scale)}, expected a scale per output; quantise it "
-                    "without group_size for this form"
-                )
     copied = copy.deepcopy(model)
-    for module in copied.modules():
-        if isinstance(module, QuantModule):
-            for key in _narrow_weights(module):
-                module.register_buffer(key, narrow.integers(module.get_buffer(key)))
+    for name, weights in in_bytes.items():
+        for key, weight in weights.items():
+            copied.get_submodule(name).register_buffer(key, weight)
     return copied
+
+
+def weight_in_bytes(layer: QuantModule, key: str = "q_weight", name: str | None = None) -> Tensor:
+    """The int8 (N, K) of a layer's weight.
+
+    Args:
+        key: the buffer's name.
+        name: of the layer, for the error; None takes its own.
+
+    Raises:
+        HasGroups: it has scales by group.
+    """
+    q_weight, scale = layer.get_buffer(key), layer.get_buffer(key.replace("q_weight", "scale"))
+    if scale.dim() > 1:
+        name = layer.layer_name if name is None else name
+        raise HasGroups(
+            f"layer {name or '(root)'!r} ({type(layer).__name__}): {key} is {narrow.described(q_weight, scale)}, "
+            "expected a scale per output; quantise it without group_size for this form"
+        )
+    return narrow.as_bytes(q_weight)
 
 
 def _narrow_weights(layer: QuantModule) -> list[str]:

@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from quant.kernels import Backend
+from quant.kernels import Backend, narrow
 
 Padding = tuple[list[int], str]
 """Widths as F.pad takes them, and its mode."""
@@ -47,6 +47,10 @@ class Product:
         """A value per output channel, (out,), reshaped to broadcast with an output of `dims` dimensions."""
         return values
 
+    def stored(self, q_weight: Tensor, bits: int) -> Tensor:
+        """An int8 weight of so many bits as its layer holds it: narrow where kernels read that."""
+        return q_weight
+
     def real_weight(self, q_weight: Tensor, scale: Tensor) -> Tensor:
         """The dequantised weight, by a scale per output channel."""
         return q_weight.to(torch.float32) * scale.reshape(-1, *[1] * (q_weight.dim() - 1))
@@ -71,6 +75,12 @@ class LinearProduct(Product):
     name: ClassVar[str] = "linear"
     integers: ClassVar[str] = "linear_u8s8_u8"
     reals: ClassVar[str] = "linear_u8s8_f32"
+
+    def stored(self, q_weight: Tensor, bits: int) -> Tensor:
+        return narrow.from_bytes(q_weight, bits)
+
+    def real_weight(self, q_weight: Tensor, scale: Tensor) -> Tensor:
+        return super().real_weight(narrow.as_bytes(q_weight), scale)
 
 
 @dataclass(frozen=True)

@@ -39,13 +39,13 @@ class QuantModule(nn.Module):
     settings but for `x`; a tensor among them becomes a constant."""
 
     def can_plan(self) -> bool:
-        """Whether it has an operation in a plan now; one of a narrow weight has none."""
-        return self.planned is not None and not self.has_narrow_weight()
+        """Whether it has an operation in a plan now; one of scales by group has none."""
+        return self.planned is not None and not self.has_groups()
 
-    def has_narrow_weight(self) -> bool:
-        """Whether a weight of its own is stored in fewer than 8 bits."""
-        weights = (one for name, one in self._buffers.items() if name.startswith("q_weight") and one is not None)
-        return any(map(narrow.is_narrow, weights))
+    def has_groups(self) -> bool:
+        """Whether a weight of its own has scales by group."""
+        scales = (one for name, one in self._buffers.items() if name.startswith("scale") and one is not None)
+        return any(one.dim() > 1 for one in scales)
 
     kept_in_files: ClassVar[tuple[str, ...]] = ()
     layer_name: str
@@ -101,11 +101,8 @@ class QuantModule(nn.Module):
             return  # torch names it
         if own is None or own_scale is None or not (narrow.is_narrow(own) or narrow.is_narrow(loaded)):
             return
-        if loaded.dtype == torch.int8 and loaded.dim() == 2 and own_scale.dim() == 1:
-            middle = 2 ** (own.shape[1] - 1)
-            fits = loaded.shape == (own.shape[0], narrow.columns_of(own))
-            if fits and bool(((loaded > -middle) & (loaded < middle)).all()):
-                state_dict[prefix + name] = loaded = narrow.pack(loaded + middle, own.shape[1])
+        if own_scale.dim() == 1:
+            state_dict[prefix + name] = loaded = narrow.as_stored(loaded, own)
         if loaded.shape != own.shape or loaded_scale.shape != own_scale.shape:
             raise ValueError(
                 f"layer {self.layer_name or prefix[:-1] or '(root)'!r} ({type(self).__name__}): {name} is "

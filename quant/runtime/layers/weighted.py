@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from quant.kernels import Backend, QParams, dispatch, two_bytes
+from quant.kernels import Backend, QParams, dispatch, narrow, two_bytes
 from quant.kernels.reference_ops import OpTable
 from quant.runtime import nonfinite
 from quant.runtime.layers.polyphase import Polyphase
@@ -28,7 +28,7 @@ from quant.runtime.scripting import refuse_scripting
 
 @dataclass
 class QWeight:
-    """An int8 weight in the layout of the user's layer, its scale per output channel, and the float bias."""
+    """An int8 weight in the layout of the user's layer, or narrow; its scale per output channel; the float bias."""
 
     q_weight: Tensor
     scale: Tensor
@@ -39,7 +39,7 @@ class StaticLayer(nn.Module):
     """A linear layer or convolution with an int8 weight, and with input and output ranges for each site that calls it.
 
     Buffers:
-        q_weight: int8, in the layout of the user's layer.
+        q_weight: int8, in the layout of the user's layer; or narrow (`quant.kernels.narrow`), of a linear layer.
         weight_scale: float32, (out,).
         bias: float32, (out,), or None. Becomes int32 at scale s_x * s_w.
         input_scale, input_zero_point, output_scale, output_zero_point: for each site (`sites.py`).
@@ -223,6 +223,8 @@ class StaticLayer(nn.Module):
     def _load_from_state_dict(self, state_dict: Any, prefix: Any, *args: Any, **kwargs: Any) -> None:
         for name, value in self.unknown_fold().items():
             state_dict.setdefault(prefix + name, value)
+        if prefix + "q_weight" in state_dict:
+            state_dict[prefix + "q_weight"] = narrow.as_stored(state_dict[prefix + "q_weight"], self.q_weight)
         super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)
         self.derive()
 
@@ -238,7 +240,11 @@ class StaticLayer(nn.Module):
         refuse_scripting(f"an int8 {self.product.name} layer")
 
     def extra_repr(self) -> str:
-        return f"{self.product.name}, {tuple(self.q_weight.shape)}, sites={len(self.clamps)}"
+        weight, form = self.q_weight, ""
+        shape = tuple(weight.shape)
+        if narrow.is_narrow(weight):
+            shape, form = (shape[0], narrow.columns_of(weight)), f" of {shape[1]} bits"
+        return f"{self.product.name}, {shape}{form}, sites={len(self.clamps)}"
 
 
 class FoldedNorm(nn.Identity):

@@ -1,6 +1,8 @@
 #include "core/embedding/tables.h"
 
 #include <algorithm>
+#include <bit>
+#include <cstring>
 #include <stdexcept>
 #include <string>
 
@@ -9,9 +11,55 @@
 
 namespace octet {
 
-int64_t table_stride(int64_t bits, int64_t dim) {
-  if (bits != 8 && bits != 4) throw std::invalid_argument("table bits are " + std::to_string(bits) + ", expected 8 or 4");
-  return bits == 8 ? dim + 8 : (dim + 1) / 2 + 4;
+namespace {
+
+// Bytes of a row's integers of so many bits, side by side.
+int64_t plane(int64_t bits, int64_t dim) { return (dim * bits + 7) / 8; }
+
+float real_of_half(const uint8_t* from) {
+  uint16_t half;
+  std::memcpy(&half, from, sizeof half);
+  // Finite ones (pack_table refuses others): exponent and mantissa in their places, and 112 between the exponents' middles.
+  const uint32_t bits = static_cast<uint32_t>(half & 0x7fff) << 13;
+  const float real = std::bit_cast<float>(bits) * 0x1p112f;
+  return half & 0x8000 ? -real : real;
+}
+
+// A row of fewer than 8 bits.
+template <int kBits>
+void few_bits(const Table& table, const uint8_t* row, float* out) {
+  const uint8_t* const high = row + plane(kBits == 3 ? 2 : kBits, table.dim);
+  const uint8_t* tail = high + (kBits == 3 ? plane(1, table.dim) : 0);
+  const int64_t group = table.dim / table.groups;
+  for (int64_t d = 0; d < table.dim; tail += 4) {
+    const float scale = real_of_half(tail), bias = real_of_half(tail + 2);
+    for (const int64_t end = d + group; d < end; ++d) {
+      int q;
+      if constexpr (kBits == 4)
+        q = row[d / 2] >> d % 2 * 4 & 15;
+      else
+        q = row[d / 4] >> d % 4 * 2 & 3;
+      if constexpr (kBits == 3) q |= (high[d / 8] >> d % 8 & 1) << 2;
+      out[d] = static_cast<float>(q) * scale + bias;
+    }
+  }
+}
+
+void dequantized_row(const Table& table, int64_t index, float* out) {
+  const uint8_t* const row = table.row(index);
+  if (table.bits == 8 || (table.bits == 4 && table.groups == 1)) return row_kernels().table_row(row, table.bits, table.dim, out);
+  return table.bits == 4 ? few_bits<4>(table, row, out) : table.bits == 3 ? few_bits<3>(table, row, out) : few_bits<2>(table, row, out);
+}
+
+}  // namespace
+
+int64_t table_groups(int64_t bits, int64_t dim, int64_t stride) {
+  if (bits != 8 && (bits < 2 || bits > 4))
+    throw std::invalid_argument("table bits are " + std::to_string(bits) + ", expected 8, 4, 3 or 2");
+  const int64_t values = bits == 3 ? plane(2, dim) + plane(1, dim) : plane(bits, dim), each = bits == 8 ? 8 : 4;
+  const int64_t groups = (stride - values) / each;
+  const bool fits = stride == values + groups * each && (groups == 1 || (groups > 1 && bits < 8 && dim > 0 && dim % groups == 0));
+  return fits ? groups : 0;
 }
 
 void check_indices(const int64_t* indices, int64_t n, int64_t count) {
@@ -31,7 +79,7 @@ void check_indices(const int64_t* indices, int64_t n, int64_t count) {
 void look_up(const Table& table, const int64_t* indices, int64_t n, float* out) {
   each_range(n, kBagsPerThread, [&](int64_t begin, int64_t end) {
     for (int64_t i = begin; i < end; ++i)
-      row_kernels().table_row(table.row(indices[i]), table.bits, table.dim, out + i * table.dim);
+      dequantized_row(table, indices[i], out + i * table.dim);
   });
 }
 
@@ -88,7 +136,7 @@ void one_bag(const Table& table, const Bags& bags, int64_t bag, BagMode mode, fl
   const int64_t first = bags.ends[bag], last = bags.ends[bag + 1];
   std::fill_n(out, table.dim, 0.0f);
   for (int64_t i = first; i < last; ++i) {
-    row_kernels().table_row(table.row(bags.indices[i]), table.bits, table.dim, row);
+    dequantized_row(table, bags.indices[i], row);
     if (mode == BagMode::kMax) {
       for (int64_t d = 0; d < table.dim; ++d) out[d] = i == first || row[d] > out[d] ? row[d] : out[d];
     } else if (!bags.weights) {

@@ -1,4 +1,4 @@
-// Look-ups in embedding tables of 8 and 4 bits per value (kernels/tables.py gives the row format).
+// Look-ups in embedding tables of 8, 4, 3 and 2 bits per value (kernels/tables.py gives the row format).
 #pragma once
 
 #include <cstdint>
@@ -9,12 +9,14 @@ namespace octet {
 struct Table {
   const uint8_t* rows;
   int64_t count, stride, dim;  // rows, bytes of a row, values of a row
-  int bits;                    // 8 or 4
+  int bits;                    // 8, 4, 3 or 2
+  int64_t groups;              // of a row's values, each with its scale and bias
   const uint8_t* row(int64_t index) const { return rows + index * stride; }
 };
 
-// Bytes of a row of `dim` values; raises std::invalid_argument for another number of bits than 8 and 4.
-int64_t table_stride(int64_t bits, int64_t dim);
+// The groups of a row of `dim` values and `stride` bytes; 0 where no row is so long. Raises std::invalid_argument for bits of no
+// table.
+int64_t table_groups(int64_t bits, int64_t dim, int64_t stride);
 
 // Raises std::out_of_range where one of `n` indices is no row of a table of `count`.
 void check_indices(const int64_t* indices, int64_t n, int64_t count);

@@ -7,7 +7,7 @@ namespace octet {
 namespace {
 
 struct Avx2Narrow {
-  static constexpr int kBytes = 32, kPanels = 2, kSets = 1, kRows = 4, kWidePanels = 1, kManyRows = 12;
+  static constexpr int kBytes = 32, kPanels = 4, kAhead = 4096, kSets = 1, kRows = 4, kWidePanels = 1, kManyRows = 12;
   using V = NarrowVectors<kBytes>;
   using Partial = __m256i;
   static Partial begin(V::Ints) { return _mm256_setzero_si256(); }

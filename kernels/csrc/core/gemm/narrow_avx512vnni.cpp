@@ -7,7 +7,7 @@ namespace octet {
 namespace {
 
 struct Avx512VnniNarrow {
-  static constexpr int kBytes = 64, kPanels = 4, kSets = 2, kRows = 6, kWidePanels = 4, kManyRows = 12;
+  static constexpr int kBytes = 64, kPanels = 4, kAhead = 0, kSets = 2, kRows = 6, kWidePanels = 4, kManyRows = 12;
   using V = NarrowVectors<kBytes>;
   using Partial = V::Ints;
   static Partial begin(V::Ints sums) { return sums; }

@@ -7,7 +7,7 @@ namespace octet {
 namespace {
 
 struct AvxVnniNarrow {
-  static constexpr int kBytes = 32, kPanels = 2, kSets = 2, kRows = 4, kWidePanels = 1, kManyRows = 12;
+  static constexpr int kBytes = 32, kPanels = 2, kAhead = 0, kSets = 2, kRows = 4, kWidePanels = 1, kManyRows = 12;
   using V = NarrowVectors<kBytes>;
   using Partial = V::Ints;
   static Partial begin(V::Ints sums) { return sums; }

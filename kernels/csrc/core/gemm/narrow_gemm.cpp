@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "core/gemm/native_gemm.h"
 #include "core/gemm/native_narrow.h"
 
 namespace octet {
@@ -89,6 +90,10 @@ int64_t first_unit(int64_t n, int64_t thread, int64_t threads) {
   return (n + kNarrowUnit - 1) / kNarrowUnit * thread / threads;
 }
 
+// Whether this CPU multiplies bytes in tiles, as much faster than vectors as it takes to unpack a weight for them; their groups are
+// units (native_gemm.h).
+bool has_tiles() { return native_gemm().takes_whole != nullptr; }
+
 class NarrowSums final : public PackedGemm {
  public:
   explicit NarrowSums(const NarrowSource& source)
@@ -109,14 +114,33 @@ class NarrowSums final : public PackedGemm {
   int64_t first_output(int thread, int threads) const override {
     return std::min(n(), first_unit(n(), thread, threads) * kNarrowUnit);
   }
+  bool takes_whole(int64_t rows) const override { return has_tiles() && native_gemm().takes_whole(rows, n(), k()); }
   std::string route() const override { return native_narrow().route; }
 
  private:
   void run_share(const uint8_t* x, int64_t ldx, int64_t m, int32_t* acc, int64_t ldacc, int thread, int threads,
                  bool backwards) const {
+    if (takes_whole(m))
+      return run_tiles(x, ldx, m, acc, ldacc, first_unit(n(), thread, threads), first_unit(n(), thread + 1, threads));
     native_narrow().run(weight_, prepared(x, ldx, m, k(), k(), nullptr), {acc, row_sums(), nullptr, ldacc},
                         first_unit(n(), thread, threads), first_unit(n(), thread + 1, threads), backwards);
   }
+
+  // By the kernel of bytes, each unit unpacked once for all rows.
+  void run_tiles(const uint8_t* x, int64_t ldx, int64_t m, int32_t* acc, int64_t ldacc, int64_t first, int64_t last) const {
+    thread_local Scratch<int8_t> buffer;
+    const NativeGemm& gemm = native_gemm();
+    const int64_t most = gemm.packed_bytes(kNarrowUnit, k()) + kSlack;
+    int8_t* const unpacked = buffer.get(most);
+    for (int64_t unit = first; unit < last; ++unit) {
+      const int64_t begin = unit * kNarrowUnit, count = std::min(kNarrowUnit, n() - begin), panels = (count + 15) / 16;
+      native_narrow().unpack(weight_, unit, unpacked);
+      // Depth that fills the last tile.
+      std::fill(unpacked + panels * kNarrowPanel * k(), unpacked + most, 0);
+      gemm.run(x, ldx, m, unpacked, count, k(), acc + begin, ldacc, 0, 1, false);
+    }
+  }
+
   int64_t packed_bytes() const override { return static_cast<int64_t>(tail_.size()); }
 
   std::vector<uint8_t> tail_;

@@ -1,6 +1,7 @@
 // The products of narrow weights, written once over an instruction set's dot product.
 //
-// An `Arch` says: kBytes (of its vectors), kPanels (panels that share a broadcast activation), kSets (independent sums of a single
+// An `Arch` says: kBytes (of its vectors), kPanels (panels that share a broadcast activation), kAhead (bytes before a single row
+// reads them that they are asked for, or 0 where the CPU does so by itself), kSets (independent sums of a single
 // row, to cover the latency), kManyRows (from which on integers are unpacked to memory first), kRows and kWidePanels (of a tile
 // then), Partial (sums of a block while they are formed), begin, dot and end, and `widened` (numbers in memory as int32). `dot` multiplies bytes u of [0, 15]
 // and signed bytes x, four neighbours to an int32 or two to an int16: 8 steps of a block are at most 8 * 2 * 15 * 128 = 30720, which
@@ -195,7 +196,12 @@ struct NarrowLoop {
             sums[set][i][p][piece] = A::end(sums[set][i][p][piece], partial[set][i][p][piece]);
           });
         OCTET_UNROLL
-        for (int p = 0; p < P; ++p) bytes[p] += kBits * kVector;
+        for (int p = 0; p < P; ++p) {
+          if constexpr (M == 1 && A::kAhead > 0)
+            OCTET_UNROLL
+            for (int v = 0; v < kBits; ++v) __builtin_prefetch(bytes[p] + v * kVector + A::kAhead, 0, 3);
+          bytes[p] += kBits * kVector;
+        }
         x += kNarrowBlock;
       }
       if constexpr (kSets == 2)
@@ -249,19 +255,32 @@ struct NarrowLoop {
     float reals[kRowsAtOnce * kWidth];
   };
 
-  template <int kBits>
-  static void unpack(const uint8_t* from, int64_t blocks, uint8_t* to) {
+  // A panel's integers less `middle`, `stride` bytes from a step to the next.
+  template <int kBits, int middle = 0>
+  static void unpack(const uint8_t* from, int64_t blocks, int64_t stride, uint8_t* to) {
     for (int64_t b = 0; b < blocks; ++b, from += kBits * kVector)
       each_step(
           [&](auto step) OCTET_LAMBDA {
             OCTET_UNROLL
             for (int piece = 0; piece < kPieces; ++piece) {
-              const Bytes u = field<kBits, decltype(step)::value>(from, piece);
+              const Bytes u = field<kBits, decltype(step)::value>(from, piece) - static_cast<uint8_t>(middle);
               std::memcpy(to + piece * A::kBytes, &u, sizeof u);
             }
-            to += W * 64;
+            to += stride;
           },
           std::make_integer_sequence<int, kSteps>{});
+  }
+
+  template <int kBits>
+  static void unpack_unit(const NarrowWeight& w, int64_t unit, int8_t* to) {
+    const int64_t first = unit * kUnitPanels, panels = (w.n + kNarrowPanel - 1) / kNarrowPanel;
+    const int64_t count = std::min(kUnitPanels, panels - first);
+    for (int64_t p = 0; p < count; ++p)
+      unpack<kBits, 1 << (kBits - 1)>(panel_bytes(w, first + p), w.k / kNarrowBlock, count * 64,
+                                      reinterpret_cast<uint8_t*>(to) + p * 64);
+  }
+  static void unpack_bytes(const NarrowWeight& w, int64_t unit, int8_t* to) {
+    return w.bits == 4 ? unpack_unit<4>(w, unit, to) : w.bits == 3 ? unpack_unit<3>(w, unit, to) : unpack_unit<2>(w, unit, to);
   }
 
   // Where a chunk lies in its group, and the group.
@@ -336,7 +355,7 @@ struct NarrowLoop {
         for (int64_t done = 0; done < w.group; done += kChunk) {
           const int64_t first = g * w.group + done, inputs = std::min(kChunk, w.group - done);
           for (int p = 0; p < W; ++p)
-            unpack<kBits>(panel_bytes(w, panel + p) + first / kNarrowBlock * kBits * kVector, inputs / kNarrowBlock,
+            unpack<kBits>(panel_bytes(w, panel + p) + first / kNarrowBlock * kBits * kVector, inputs / kNarrowBlock, W * 64,
                           space.bytes + p * 64);
           const Chunk chunk{panel, g, inputs / kNarrowBlock, done == 0, done + inputs == w.group};
           unpacked_rows<Kind>(w, rows, m0, count, rows.x + m0 * rows.ld + first, chunk, space);
@@ -397,7 +416,7 @@ struct NarrowLoop {
 
 template <class A>
 constexpr NativeNarrow narrow_table(const char* route) {
-  return {route, &NarrowLoop<A>::prepare, &NarrowLoop<A>::run};
+  return {route, &NarrowLoop<A>::prepare, &NarrowLoop<A>::run, &NarrowLoop<A>::unpack_bytes};
 }
 
 }  // namespace

@@ -7,7 +7,7 @@ namespace octet {
 namespace {
 
 struct NeonDotNarrow {
-  static constexpr int kBytes = 16, kPanels = 2, kSets = 1, kRows = 4, kWidePanels = 1, kManyRows = 12;
+  static constexpr int kBytes = 16, kPanels = 2, kAhead = 0, kSets = 1, kRows = 4, kWidePanels = 1, kManyRows = 12;
   using V = NarrowVectors<kBytes>;
   using Partial = V::Ints;
   static Partial begin(V::Ints sums) { return sums; }

@@ -5,7 +5,7 @@ namespace octet {
 namespace {
 
 struct PortableNarrow {
-  static constexpr int kBytes = 16, kPanels = 2, kSets = 1, kRows = 2, kWidePanels = 1, kManyRows = 5;
+  static constexpr int kBytes = 16, kPanels = 2, kAhead = 0, kSets = 1, kRows = 2, kWidePanels = 1, kManyRows = 5;
   using V = NarrowVectors<kBytes>;
   using Partial = V::Ints;
   static Partial begin(V::Ints sums) { return sums; }

@@ -26,7 +26,8 @@ struct NativeGemm {
   // run_u8 of all groups for m rows that begin at `rows` and lie in pieces; null where rows are gathered first.
   void (*run_pieces_u8)(const uint8_t* const* rows, const Pieces& pieces, int64_t m, const int8_t* packed, int64_t n,
                         const Requantize& by, uint8_t* out, int64_t ldout);
-  // Whether run_u8 takes so many rows in one call, in blocks of its own, and adds by.residual. Null where it never does.
+  // Whether run_u8 takes so many rows in one call, in blocks of its own, and adds by.residual. Null where it never does. Tables that
+  // have it pack groups of 64 outputs as tile.h does in steps of 4 (narrow_gemm.cpp makes such groups too).
   bool (*takes_whole)(int64_t m, int64_t n, int64_t k);
   // Whether run_image_u8 is faster than gathering the rows. Null where rows of an image are never multiplied as they lie, and
   // then run_image_u8 is.

@@ -45,6 +45,9 @@ struct NativeNarrow {
   // Units [first, last), or the same from the last to the first.
   void (*run)(const NarrowWeight& weight, const NarrowRows& rows, const NarrowOut& out, int64_t first, int64_t last,
               bool backwards);
+  // The integers of a unit less 2**(bits - 1), as tile.h packs groups of 64 outputs: [k / 4][panel][16][4], of the panels that
+  // are there.
+  void (*unpack)(const NarrowWeight& weight, int64_t unit, int8_t* to);
 };
 
 const NativeNarrow& native_narrow();

@@ -280,7 +280,7 @@ struct DynamicLinear {
 struct Embedding {
   Value x;
   Constant table;
-  int64_t bits, dim;  // of a table of 8 or 4 bits (core/embedding/tables.h); 0 where its rows are float32
+  int64_t bits, dim;  // of a table of 8, 4, 3 or 2 bits (core/embedding/tables.h); 0 where its rows are float32
 };
 
 // One direction of one recurrent layer. Its value are the states of all steps.

@@ -99,8 +99,10 @@ void expect_dtype(const Operation& operation, const PlanView& view, bool real);
 PlanView combined(PlanBuilder& b, PlanView left, PlanView right, const Sizes& sizes, RealBinary kernel);
 // The float view of a value.
 PlanView real_input(PlanBuilder& b, const Operation& operation, Value value);
-// Fails where a constant of weights is empty.
-const Sizes& weight_sizes(const PlanBuilder& b, const Operation& operation, Constant weight, const char* name);
+// (N, K) of a weight of bytes or of few bits (kernels/narrow.py).
+Sizes product_sizes(const PlanBuilder& b, const Operation& operation, Constant weight, const char* name);
+// The same; fails where it is empty.
+Sizes weight_sizes(const PlanBuilder& b, const Operation& operation, Constant weight, const char* name);
 // A vector of `count` values that has to be there.
 std::shared_ptr<const std::vector<float>> required_reals(const PlanBuilder& b, const Operation& operation, Constant index,
                                                          const char* name, int64_t count);

@@ -118,7 +118,7 @@ PlanView lower(PlanBuilder& b, const Operation& operation, const op::Conv& conv)
 PlanView lower(PlanBuilder& b, const Operation& operation, const op::Linear& linear) {
   const PlanView x = b.plain(b.input(linear.x));
   expect_dtype(operation, x, false);
-  const Sizes& weight = b.constant(operation, linear.weight, "q_weight", "int8", 2).sizes;
+  const Sizes weight = product_sizes(b, operation, linear.weight, "q_weight");
   expect_or(operation, x.rank() >= 1 && x.sizes.back() == weight[1], [&] {
     return "the input has " + std::to_string(x.rank() ? x.sizes.back() : 0) + " features, expected " +
            std::to_string(weight[1]);
@@ -137,8 +137,16 @@ PlanView lower(PlanBuilder& b, const Operation& operation, const op::Linear& lin
   return out;
 }
 
-const Sizes& weight_sizes(const PlanBuilder& b, const Operation& operation, Constant weight, const char* name) {
-  const Sizes& sizes = b.constant(operation, weight, name, "int8", 2).sizes;
+Sizes product_sizes(const PlanBuilder& b, const Operation& operation, Constant weight, const char* name) {
+  if (!b.is_bytes(weight)) return b.constant(operation, weight, name, "int8", 2).sizes;
+  const Sizes& stored = b.constant(operation, weight, name, "uint8", 3).sizes;
+  expect_or(operation, stored[1] >= 2 && stored[1] <= 4 && stored[2] > 0 && stored[2] % 4 == 0,
+            [&] { return std::string(name) + " has no shape of a weight of few bits"; });
+  return {stored[0], stored[2] * 8};
+}
+
+Sizes weight_sizes(const PlanBuilder& b, const Operation& operation, Constant weight, const char* name) {
+  const Sizes sizes = product_sizes(b, operation, weight, name);
   expect_or(operation, product(sizes) > 0, [&] { return std::string(name) + " is empty"; });
   return sizes;
 }
@@ -152,7 +160,7 @@ std::shared_ptr<const std::vector<float>> required_reals(const PlanBuilder& b, c
 
 PlanView lower(PlanBuilder& b, const Operation& operation, const op::DynamicLinear& by) {
   const PlanView x = b.plain(real_input(b, operation, by.x));
-  const Sizes& weight = weight_sizes(b, operation, by.weight, "q_weight");
+  const Sizes weight = weight_sizes(b, operation, by.weight, "q_weight");
   const int64_t n = weight[0], k = weight[1];
   expect_or(operation, x.rank() >= 1 && x.sizes.back() == k, [&] {
     return "the input has " + std::to_string(x.rank() ? x.sizes.back() : 0) + " features, expected " + std::to_string(k);

@@ -22,15 +22,15 @@ PlanView lower(PlanBuilder& b, const Operation& operation, const op::Embedding& 
   expect(operation, x.index, "its indices are not int64");
   const bool packed = by.bits != 0;
   const Sizes& rows = b.constant(operation, by.table, packed ? "rows" : "weight", packed ? "uint8" : "float32", 2).sizes;
-  expect(operation, !packed || by.bits == 8 || by.bits == 4, "its values have neither 8 nor 4 bits");
-  const int64_t dim = packed ? by.dim : rows[1];
-  expect(operation, !packed || rows[1] == table_stride(by.bits, dim), "its rows have another length");
+  expect(operation, !packed || by.bits == 8 || (by.bits >= 2 && by.bits <= 4), "its values have not 8, 4, 3 or 2 bits");
+  const int64_t dim = packed ? by.dim : rows[1], groups = packed ? table_groups(by.bits, dim, rows[1]) : 1;
+  expect(operation, groups > 0, "its rows have another length");
   Sizes sizes = x.sizes;
   sizes.push_back(dim);
   checked_count(operation, sizes);
   const PlanView out = b.fresh(sizes, plain_strides(sizes), true);
   const std::shared_ptr<const void> table = b.weights().table(by.table);
-  const Table how{static_cast<const uint8_t*>(table.get()), rows[0], rows[1], dim, static_cast<int>(by.bits)};
+  const Table how{static_cast<const uint8_t*>(table.get()), rows[0], rows[1], dim, static_cast<int>(by.bits), groups};
   b.emit({&x}, out, [=, n = x.count(), line = operation.text](const PlanFrame& frame) {
     const int64_t* indices = x.indices(frame);
     try {

@@ -32,7 +32,7 @@ void take_projection(const PlanBuilder& b, const Operation& operation, const op:
     expect(operation, weights.state == weights.hidden, "its states have another size than its gates, and no projection");
     return;
   }
-  const Sizes& sizes = weight_sizes(b, operation, by.weight_hr, "q_weight_hr");
+  const Sizes sizes = weight_sizes(b, operation, by.weight_hr, "q_weight_hr");
   expect(operation, by.kind->projects, "its kind has no projection");
   expect(operation, sizes[0] == weights.state && sizes[1] == weights.hidden, "q_weight_hr has other sizes");
   weights.scale_hr = required_reals(b, operation, by.scale_hr, "scale_hr", weights.state);
@@ -40,7 +40,7 @@ void take_projection(const PlanBuilder& b, const Operation& operation, const op:
 }
 
 Weights weights_of(const PlanBuilder& b, const Operation& operation, const op::Recurrent& by, int64_t features) {
-  const Sizes &ih = weight_sizes(b, operation, by.weight_ih, "q_weight_ih"), &hh = weight_sizes(b, operation, by.weight_hh, "q_weight_hh");
+  const Sizes ih = weight_sizes(b, operation, by.weight_ih, "q_weight_ih"), hh = weight_sizes(b, operation, by.weight_hh, "q_weight_hh");
   const int64_t width = hh[0];
   expect_or(operation, width % by.kind->gates == 0 && ih[0] == width,
             [&] { return "its weights have not the same multiple of " + std::to_string(by.kind->gates) + " rows"; });

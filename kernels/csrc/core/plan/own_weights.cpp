@@ -2,6 +2,8 @@
 
 #include <map>
 #include <mutex>
+#include <stdexcept>
+#include <string>
 #include <utility>
 
 #include "core/plan/views.h"
@@ -60,8 +62,10 @@ OwnWeights::OwnWeights(const std::vector<PlanConstant>& constants) {
 
 OwnWeights::~OwnWeights() = default;
 
-// Lowering asks for constants that are int8 alone.
+// Lowering asks for constants that are int8, and of products for those of few bits, too.
 std::shared_ptr<const PackedGemm> OwnWeights::gemm(int constant, int64_t group, int64_t groups) {
+  if (!weights_.at(constant))
+    throw std::invalid_argument("$" + std::to_string(constant) + " is a weight of few bits, expected int8 where the core packs it");
   return weights_.at(constant)->gemm(group, groups);
 }
 std::shared_ptr<const PackedDepthwise> OwnWeights::depthwise(int constant) { return weights_.at(constant)->depthwise(); }

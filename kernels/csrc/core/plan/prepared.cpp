@@ -33,8 +33,10 @@ std::vector<bool> named_as_values(const Program& program, size_t constants) {
 }
 
 PreparedConstant prepared(const PlanConstant& constant) {
-  PreparedConstant made{constant.dtype, constant.sizes, copied<uint8_t>(constant, "uint8"), copied<int32_t>(constant, "int32"),
-                        copied<float>(constant, "float32"), true};
+  // Of three dimensions, bytes are a weight of few bits.
+  const bool table = constant.sizes.size() < 3;
+  PreparedConstant made{constant.dtype, constant.sizes, table ? copied<uint8_t>(constant, "uint8") : nullptr,
+                        copied<int32_t>(constant, "int32"), copied<float>(constant, "float32"), true};
   if (made.reals) made.finite = std::all_of(made.reals->begin(), made.reals->end(), [](float one) { return std::isfinite(one); });
   return made;
 }
