@@ -41,7 +41,7 @@ def test_a_file_that_runs() -> None:
 
 
 def test_a_refusal_names_the_step() -> None:
-    found = row(lambda x: x.cumsum(1).sort(1)[0])
+    found = row(lambda x: torch.fft.fft2(x).real)
     assert found["verdict"] == "ok"
     assert str(found["reason"]).startswith("refused quant.export_onnx: layer ")
 
