@@ -121,7 +121,7 @@ def _report(described: Any, outputs: list[Any], outs: list[Path], taken: list[fl
 
     for path, value in zip(outs, outputs, strict=False):
         numpy.save(path, value.contiguous().numpy())
-    for (name, _, _), value in zip(described, outputs, strict=True):
-        print(f"output {name} {str(value.dtype).removeprefix('torch.')} {tuple(value.shape)}")
+    for one, value in zip(described, outputs, strict=True):
+        print(f"output {one.name} {str(value.dtype).removeprefix('torch.')} {tuple(value.shape)}")
     if taken:
         print(f"{len(taken)} runs: median {median(taken):.3f} ms, least {min(taken):.3f} ms")
