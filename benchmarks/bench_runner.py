@@ -1,10 +1,12 @@
 """The torch-free runner beside Python: time of a call, and of a process from its start to the first result.
 
     make bench-runner
+    make bench-runner ARGS='--threads 1 2'
 
-Calls of both take turns in one process, with equal threads. One thread is measured in CPU time, which others who use
-the machine disturb less, several in wall time. A row says so where the outputs are not equal to the bit: those of
-dynamic models with attention, norms or softmax, which Python leaves to torch, agree within rounding.
+Calls of both take turns in one process, with equal threads, and a model has a row for each number of them. One thread
+is measured in CPU time, which others who use the machine disturb less, several in wall time. A row says so where the
+outputs are not equal to the bit: those of dynamic models with attention, norms or softmax, which Python leaves to
+torch, agree within rounding.
 """
 
 from __future__ import annotations
@@ -119,32 +121,32 @@ def start_up(program: Path, path: Path, arrays: Sequence[Path], times: int) -> S
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--runner", type=Path, default=CHECKOUT / "build", help="the folder that `make runner` fills")
-    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--threads", type=int, nargs="+", default=[1])
     parser.add_argument("--rounds", type=int, default=60)
     parser.add_argument("--only", default="", help="a part of a model's name")
     options = parser.parse_args()
-    torch.set_num_threads(options.threads)
-    clock = time.process_time if options.threads == 1 else time.perf_counter
     library = ctypes.CDLL(str(options.runner / "liboctet.so"))
     library.octet_open.restype, library.octet_error.restype = ctypes.c_void_p, ctypes.c_char_p
     library.octet_instruction_set.restype = ctypes.c_char_p
     size = (options.runner / "octet-run").stat().st_size / 1e6
-    print(f"octet-run {size:.2f} MB, {library.octet_instruction_set().decode()}, {options.threads} threads")
-    print(
-        f"{'model':31}{'Python ms':>11}{'runner ms':>11}{'ratio':>8}{'start-up ms':>13}{'peak MiB':>10}{'file MB':>9}"
-    )
+    print(f"octet-run {size:.2f} MB, {library.octet_instruction_set().decode()}, torch {torch.__version__}")
+    titles = ("model", "threads", "Python ms", "runner ms", "ratio", "start-up ms", "peak MiB", "file MB")
+    print(line_of(titles), flush=True)
     for name, build in CASES.items():
         if options.only in name:
             try:
-                measure(name, build, library, options, clock)
+                measure(name, build, library, options)
             except DataUnavailable as error:
                 print(f"{name:31}left out: {error}", flush=True)
     return 0
 
 
-def measure(
-    name: str, build: Callable[[], Task], library: ctypes.CDLL, options: argparse.Namespace, clock: Callable[[], float]
-) -> None:
+def line_of(cells: Sequence[str]) -> str:
+    widths = (-31, 8, 11, 11, 8, 13, 10, 9)
+    return "".join(cell.ljust(-w) if w < 0 else cell.rjust(w) for cell, w in zip(cells, widths, strict=True))
+
+
+def measure(name: str, build: Callable[[], Task], library: ctypes.CDLL, options: argparse.Namespace) -> None:
     torch.manual_seed(0)
     task = build()
     with tempfile.TemporaryDirectory() as folder, torch.inference_mode():
@@ -152,14 +154,24 @@ def measure(
         quant.save(task.model, path, runner=True, example_inputs=task.inputs if task.is_dynamic else None)
         for array, x in zip(arrays, task.inputs, strict=True):
             numpy.save(array, x.numpy())
-        call, outputs = runner_call(library, path, task.inputs, options.threads)
-        assert call() == 0
-        bits = agreement(outputs, task.model(*task.inputs))
-        python, runner = in_turns([lambda: task.model(*task.inputs), call], options.rounds, clock)
-        start = start_up(options.runner / "octet-run", path, arrays, 15)
-        size = path.stat().st_size / 1e6
-    row = f"{name:31}{python:11.3f}{runner:11.3f}{runner / python:8.3f}"
-    print(f"{row}{start.milliseconds:13.1f}{start.mebibytes:10.1f}{size:9.2f}{bits}", flush=True)
+        start, size = start_up(options.runner / "octet-run", path, arrays, 15), path.stat().st_size / 1e6
+        beside = [f"{start.milliseconds:.1f}", f"{start.mebibytes:.1f}", f"{size:.2f}"]
+        for threads in options.threads:
+            python, runner, bits = timed(task, library, path, threads, options.rounds)
+            times = [name, str(threads), f"{python:.3f}", f"{runner:.3f}", f"{runner / python:.3f}"]
+            print(line_of([*times, *beside]) + bits, flush=True)
+            beside = [""] * len(beside)  # of a process, which has one thread
+
+
+def timed(task: Task, library: ctypes.CDLL, path: Path, threads: int, rounds: int) -> tuple[float, float, str]:
+    """Milliseconds in Python and in the runner, and how the outputs agree."""
+    torch.set_num_threads(threads)
+    call, outputs = runner_call(library, path, task.inputs, threads)
+    assert call() == 0
+    bits = agreement(outputs, task.model(*task.inputs))
+    clock = time.process_time if threads == 1 else time.perf_counter
+    python, runner = in_turns([lambda: task.model(*task.inputs), call], rounds, clock)
+    return python, runner, bits
 
 
 def agreement(outputs: Sequence[Tensor], expected: Any) -> str:

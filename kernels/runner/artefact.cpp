@@ -108,12 +108,6 @@ Json read_document(const Json& header) {
   return parsed;
 }
 
-std::string shown(const Sizes& sizes) {
-  std::string text = "(";
-  for (size_t i = 0; i < sizes.size(); ++i) text += (i ? ", " : "") + std::to_string(sizes[i]);
-  return text + ")";
-}
-
 PlanConstant read_constant(const Json& entry, const Tensors& tensors) {
   const std::string& name = entry.at("tensor").string("tensor");
   const auto found = tensors.find(name);
@@ -181,6 +175,12 @@ Artefact read_checked(const uint8_t* bytes, size_t size) {
 }
 
 }  // namespace
+
+std::string shown(const Sizes& sizes) {
+  std::string text = "(";
+  for (size_t i = 0; i < sizes.size(); ++i) text += (i ? ", " : "") + (sizes[i] < 0 ? "any" : std::to_string(sizes[i]));
+  return text + ")";
+}
 
 Artefact read_artefact(const uint8_t* bytes, size_t size, const std::string& name) {
   try {

@@ -30,6 +30,9 @@ struct Artefact {
   std::vector<ModelValue> inputs, outputs;
 };
 
+// Sizes for errors, as (any, 3, 224, 224).
+std::string shown(const Sizes& sizes);
+
 // Raises std::invalid_argument with `name` in front, where the bytes are not a whole file of a version that this reads.
 Artefact read_artefact(const uint8_t* bytes, size_t size, const std::string& name);
 

@@ -34,14 +34,16 @@ THREADS = {"openmp": ["-fopenmp"], "pool": ["-DOCTET_POOL", "-pthread"], "none":
 """Kind of threads -> flags for compiling and linking."""
 
 SECTIONS = ["-ffunction-sections", "-fdata-sections"]
-OWN_FLAGS = ["-std=c++20", "-Os", "-fPIC", "-fvisibility=hidden", "-Wall", "-Wextra", *SECTIONS]
+LEAN = ["-fno-rtti"]
+"""Without the names of types, which each lambda in a std::function would bring."""
+OWN_FLAGS = ["-std=c++20", "-Os", "-fPIC", "-fvisibility=hidden", "-Wall", "-Wextra", *SECTIONS, *LEAN]
 FAST = {"crc32.cpp": "-O2", "packed_gemm.cpp": "-O3"}
 """Files that go over all weights when a model is opened."""
-LEFT_OUT = ("threads_openmp.cpp", "gemm_amx_emulated.cpp", "narrow_gemm.cpp")
-"""Files of the core that the runner has not: it brings its own threads, emulated tiles are for tests, and weights of
-its files are bytes. For what packs narrow ones the linker would keep their kernels, though nothing calls it."""
-WITHOUT_NARROW = dict.fromkeys(("linear.cpp", "rnn.cpp"), "-DOCTET_WITHOUT_NARROW")
-"""Leaves narrow weights out of the layers that may have them."""
+LEFT_OUT = ("threads_openmp.cpp", "gemm_amx_emulated.cpp")
+"""Files of the core that the runner has not: it brings its own threads, and emulated tiles are for tests. Nor has it
+those of narrow weights, because weights of its files are bytes."""
+WITHOUT_NARROW = dict.fromkeys(("instruction_sets.cpp", "linear.cpp", "rnn.cpp"), "-DOCTET_WITHOUT_NARROW")
+"""Leaves narrow weights out of the layers that may have them, and of the table of kernels."""
 INFERENCE_ALONE = "-DOCTET_INFERENCE_ALONE"
 """Leaves out of the tables of rows what calibration and training call."""
 WITHOUT_EMULATION = "-DkAmxEmulatedGemm=kPortableGemm"
@@ -141,7 +143,8 @@ def selection_of(files: Iterable[Path], sets: str | None, arch: str) -> Selectio
 
 def core_sources(arch: str) -> list[Path]:
     """The files of the core that are compiled."""
-    return [path for path in kernels_build.core_sources(arch) if path.name not in LEFT_OUT]
+    sources = kernels_build.core_sources(arch)
+    return [path for path in sources if path.name not in LEFT_OUT and not path.name.startswith("narrow_")]
 
 
 def flags_of(source: Path, threads: str, arch: str) -> list[str]:
@@ -157,7 +160,7 @@ def flags_of(source: Path, threads: str, arch: str) -> list[str]:
     of_family = {"gemm": "-O2", "plan": "-Os"}.get(family, "-O3" if kernels_build.set_of(source) else "-O2")
     optimised = FAST.get(source.name, of_family)
     flags[flags.index("-O3")] = optimised
-    flags += [] if optimised == "-O3" else SECTIONS
+    flags += [*LEAN, *([] if optimised == "-O3" else SECTIONS)]
     flags += [INFERENCE_ALONE] if source.stem.startswith("rows_") else []
     flags += [WITHOUT_NARROW[source.name]] if source.name in WITHOUT_NARROW else []
     return [*flags, WITHOUT_EMULATION] if source.name == "instruction_sets.cpp" else flags

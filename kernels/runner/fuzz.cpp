@@ -3,6 +3,7 @@
 // A case passes where every call returns, whatever it says. One that ends the process is written to FOLDER, and fails the whole.
 // Compiled so that checksums match whatever they are (artefact.cpp): else hardly anything altered would get behind them.
 #include <sys/mman.h>
+#include <sys/time.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -25,7 +26,8 @@
 namespace {
 
 constexpr size_t kMostBytes = size_t{1} << 28;  // of one allocation: beyond it there is no memory
-constexpr int kMostSeconds = 3;                 // of one case: what computes longer is stopped, and no fault
+constexpr int kMostSeconds = 1;                 // of CPU time for one case: what computes longer is stopped, and no fault
+constexpr int kMostWaiting = 300;               // seconds of one case by the clock: what waits for itself is a fault
 constexpr uint64_t kCasesOfProcess = 2000;      // then memory is given back
 constexpr int kTries = 200;                     // of inputs for a file that is whole
 
@@ -210,6 +212,13 @@ bool runs_whole(const char* path, const std::string& bytes) {
   return ran;
 }
 
+// Ends this process by SIGPROF after so much CPU time, and by SIGALRM after so much time; 0 for never.
+void limit_time(int computing, int waiting) {
+  const itimerval after = {{0, 0}, {computing, 0}};
+  setitimer(ITIMER_PROF, &after, nullptr);
+  alarm(waiting);
+}
+
 // What a process has done of its cases, in memory that outlives it.
 struct Progress {
   uint64_t next;  // the case that is running, or the first that was not begun
@@ -242,17 +251,17 @@ struct Campaign {
     for (uint64_t left = kCasesOfProcess; left > 0 && progress->next < cases; --left, ++progress->next) {
       Random random(seed + progress->next);
       const std::string bytes = bytes_of(progress->next, random);
-      alarm(kMostSeconds);
+      limit_time(kMostSeconds, kMostWaiting);
       ++progress->outcomes[run_case(bytes, random)];
     }
-    alarm(0);
+    limit_time(0, 0);
     return true;
   }
 
   // Notes the case that ended a process.
   void note_end(int status) const {
     const uint64_t place = progress->next++;
-    if (WIFSIGNALED(status) && WTERMSIG(status) == SIGALRM) {
+    if (WIFSIGNALED(status) && WTERMSIG(status) == SIGPROF) {
       ++progress->stopped;
       return;
     }
@@ -264,8 +273,12 @@ struct Campaign {
   }
 
   void run() const {
-    while (progress->next < cases)
-      if (const int status = status_of([&] { return run_cases(); })) note_end(status);
+    while (progress->next < cases) {
+      if (const int status = status_of([&] { return run_cases(); }))
+        note_end(status);
+      else
+        std::fprintf(stderr, "fuzz: %llu of %llu files\n", static_cast<unsigned long long>(progress->next), static_cast<unsigned long long>(cases));
+    }
   }
 };
 
@@ -291,7 +304,7 @@ int main(int count, char** arguments) {
   campaign.progress = static_cast<Progress*>(shared);  // zeros
   campaign.run();
   const Progress& done = *campaign.progress;
-  std::printf("%llu altered files: %llu refused when opened, %llu when run, %llu ran, %llu stopped after %d s, %llu failures\n",
+  std::printf("%llu altered files: %llu refused when opened, %llu when run, %llu ran, %llu stopped after %d s of CPU time, %llu failures\n",
               static_cast<unsigned long long>(campaign.cases), static_cast<unsigned long long>(done.outcomes[kFileRefused]),
               static_cast<unsigned long long>(done.outcomes[kInputRefused]), static_cast<unsigned long long>(done.outcomes[kRan]),
               static_cast<unsigned long long>(done.stopped), kMostSeconds, static_cast<unsigned long long>(done.failures));

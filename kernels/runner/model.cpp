@@ -50,6 +50,14 @@ bool has_possible_extent(const octet_tensor& tensor) {
   return true;
 }
 
+// How an input differs from what it was at export, where it does in more than sizes that are free; else empty.
+std::string unlike_export(const octet_tensor& given, const ModelValue& value) {
+  const Sizes sizes(given.sizes, given.sizes + given.rank);
+  const bool same = std::equal(sizes.begin(), sizes.end(), value.sizes.begin(), value.sizes.end(),
+                               [](int64_t size, int64_t known) { return known < 0 || size == known; });
+  return same || !value.has_shape ? "" : "; input '" + value.name + "' is " + shown(sizes) + ", at export it was " + shown(value.sizes);
+}
+
 std::string start_of(std::string_view line) { return std::string(line.substr(0, line.find(" = ") + 3)); }
 
 }  // namespace
@@ -132,7 +140,9 @@ std::shared_ptr<const Plan> Model::build(const octet_tensor* inputs) {
   try {
     entry->plan = program_->build(entry->inputs, *weights_);
   } catch (const std::invalid_argument& error) {
-    throw BadInput(with_step(error.what()));
+    std::string what = with_step(error.what());
+    for (size_t i = 0; i < inputs_.size(); ++i) what += unlike_export(inputs[i], inputs_[i]);
+    throw BadInput(what);
   }
   for (size_t i = 0; i < outputs_.size(); ++i) {
     const PlanTensor& output = entry->plan->outputs()[i];

@@ -119,8 +119,8 @@ def _report(described: Any, outputs: list[Any], outs: list[Path], taken: list[fl
     for path, value in zip(outs, outputs, strict=False):
         numpy.save(path, value.contiguous().numpy())
     rows = [
-        {"name": name, "dtype": str(value.dtype).removeprefix("torch."), "shape": list(value.shape)}
-        for (name, _, _), value in zip(described, outputs, strict=True)
+        {"name": one.name, "dtype": str(value.dtype).removeprefix("torch."), "shape": list(value.shape)}
+        for one, value in zip(described, outputs, strict=True)
     ]
     if as_json:
         print(json.dumps({"outputs": rows, "milliseconds": taken}, indent=2))

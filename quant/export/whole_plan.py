@@ -89,10 +89,7 @@ def whole_plan(model: nn.Module, example_inputs: Any = None) -> WholePlan:
     outputs = dict(_named_outputs(runner.program.output, runner.program, type(model).__name__))
     text = region.text(runner)
     if text is None:
-        raise ExportError(
-            f"{type(model).__name__} has a module that was replaced, has hooks or is in training mode; export the "
-            "model as quant.convert returned it, in eval mode"
-        )
+        raise ExportError(f"{type(model).__name__}: {_changed(model)}; export the model as quant.convert returned it")
     inputs = [index for index in runner.program.inputs if index in region.inputs]
     if set(inputs) != set(region.inputs):
         raise ExportError(f"{type(model).__name__}: the native call reads a value that is no input of the model")
@@ -194,6 +191,18 @@ def _check_hooks(model: nn.Module) -> None:
         raise ExportError(
             f"{type(model).__name__} has a forward hook, which only Python runs: remove it before the export"
         )
+
+
+def _changed(model: nn.Module) -> str:
+    """What keeps the native call from standing for the modules of its program."""
+    touched = [
+        name
+        for name, one in model.named_modules()
+        if name and (one.training or one._forward_hooks or one._forward_pre_hooks)
+    ]
+    return (
+        f"{listed(touched)} is in training mode or has hooks, which only Python heeds" if touched else "it has changed"
+    )
 
 
 def _only_region(program: Program, kind: str) -> Region:

@@ -17,6 +17,7 @@ from quant.nn.linear import Linear
 from quant.onnx.call import WrittenCall, writes_call
 from quant.onnx.graph_writer import DynamicInput, GraphWriter, NotWritten
 from quant.onnx.integer_weights import dequantized_weight, integer_weight
+from quant.runtime.layers.narrow_bytes import weight_in_bytes
 
 FLOAT, UINT8, INT32 = 1, 2, 6
 """Of onnx.TensorProto.DataType."""
@@ -102,7 +103,9 @@ def _dynamic_linear(call: WrittenCall) -> str:
     writer, module, x = call.writer, call.module, call.get(0, "input")
     if not isinstance(module, Linear):
         raise NotWritten(f"is a {type(module).__name__}, whose arithmetic is its own")
-    product = DynamicProduct(module.q_weight, module.scale, module.columns, module.activation_bits, module.per_row)
+    product = DynamicProduct(
+        weight_in_bytes(module), module.scale, module.columns, module.activation_bits, module.per_row
+    )
     integer = writer.runtime.joins_dynamic
     if integer:
         done, why = product.written(writer, x, call.source())

@@ -11,6 +11,7 @@ from quant.onnx.arithmetic_calls import as_tensor, cast
 from quant.onnx.call import WrittenCall, writes_call
 from quant.onnx.graph_writer import Dimension, GraphWriter, NotWritten
 from quant.onnx.sizes import scalar
+from quant.runtime.layers.narrow_bytes import weight_in_bytes
 
 ENDLESS = 2**31 - 1
 """The end of a slice that has none."""
@@ -38,7 +39,7 @@ def _rows(writer: GraphWriter, module: nn.Module | None, indices: str) -> str:
         return writer.node("Gather", writer.constant(tensor, name), indices, axis=0)
 
     if isinstance(module, TiedEmbedding) and module.columns is None:
-        integers, scale, bias = module.q_weight, module.scale.unsqueeze(1), None
+        integers, scale, bias = weight_in_bytes(module), module.scale.unsqueeze(1), None
     elif isinstance(module, (Embedding, EmbeddingBag)):
         integers, scale, bias = _rows_apart(module)
     elif type(module) is nn.EmbeddingBag and module.max_norm is None:

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from quant.kernels import narrow
 from quant.kernels.reference_plan import Register
 from quant.onnx.graph_writer import Dimension, GraphWriter, NotWritten
 from quant.onnx.integer_steps import padding
@@ -59,7 +60,7 @@ def write_layer(writer: GraphWriter, call: LayerCall) -> None:
     known = layer.site(call.site)
     values = writer.program.values
     assert values[call.source].qparams == (known.input_scale, known.input_zero_point)
-    operands = Operands(layer.q_weight, layer.weight_scale, known.q_bias, layer.input_scale[call.site])
+    operands = Operands(narrow.as_bytes(layer.q_weight), layer.weight_scale, known.q_bias, layer.input_scale[call.site])
     product = layer.product
     real = values[call.out].qparams is None
     if isinstance(product, LinearProduct):

@@ -20,6 +20,7 @@ from quant.onnx.integer_weights import integer_weight
 from quant.onnx.recurrent_steps import exact_cell, exact_layer, has_ranges
 from quant.onnx.sizes import reshaped
 from quant.runtime.instructions import RecurrentCall, TakeSequence
+from quant.runtime.layers.narrow_bytes import weight_in_bytes
 from quant.runtime.layers.recurrent_module import Int8Cell, Int8Sequence
 from quant.runtime.names import submodule
 
@@ -241,7 +242,7 @@ def _int8(writer: GraphWriter, module: Any, layer: int, head: list[str], setting
     directions = [module.directions[layer * ways + way] for way in range(ways)]
     scales = []
     for place, kind in ((1, "ih"), (2, "hh")):
-        weights = torch.stack([_gates(one._buffers[f"q_weight_{kind}"], order).t() for one in directions])
+        weights = torch.stack([_gates(weight_in_bytes(one, f"q_weight_{kind}"), order).t() for one in directions])
         head[place], zero_point = integer_weight(writer, weights, f"weight_{kind}_l{layer}")
         scale = torch.stack([_gates(one._buffers[f"scale_{kind}"], order) for one in directions])
         scales.append(writer.constant(scale, f"scale_{kind}_l{layer}"))

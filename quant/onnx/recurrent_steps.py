@@ -25,6 +25,7 @@ from quant.onnx.graph_writer import Dimension, GraphWriter, NotWritten
 from quant.onnx.integer_weights import dequantized_weight, integer_weight
 from quant.onnx.registries import registering
 from quant.onnx.sizes import vector
+from quant.runtime.layers.narrow_bytes import weight_in_bytes
 from quant.runtime.layers.recurrent import StaticCell, StaticRecurrent
 from quant.runtime.layers.recurrent_module import Int8Cell, Int8Direction
 
@@ -130,12 +131,12 @@ class ExactDirection:
     @property
     def hidden(self) -> int:
         """The size of a gate."""
-        return self.direction.q_weight_hh.shape[0] // self.direction._kind.gates  # type: ignore[no-any-return]
+        return self._weight("hh").shape[0] // self.direction._kind.gates
 
     @property
     def state(self) -> int:
         """The size of h."""
-        return self.direction.q_weight_hh.shape[1]  # type: ignore[no-any-return]
+        return self._weight("hh").shape[1]
 
     def gates(self, writer: GraphWriter, x: str) -> str:
         """The product of the input with its biases."""
@@ -146,7 +147,7 @@ class ExactDirection:
             )
         else:
             x = writer.node("Concat", x, x, axis=-1) if one.terms == 2 else x
-            product = DynamicProduct(one.q_weight_ih, one.scale_ih, one.columns_ih, one.activation_bits, one.per_row)
+            product = DynamicProduct(self._weight("ih"), one.scale_ih, one.columns_ih, one.activation_bits, one.per_row)
             done = product.written(writer, x)[0]
         bias = one._kind.input_bias(one.bias_ih, one.bias_hh)
         return done if bias is None else writer.node("Add", done, writer.constant(bias.float(), "bias_ih"))
@@ -170,8 +171,11 @@ class ExactDirection:
     def _of_state(self, writer: GraphWriter, h: str, which: str, known: tuple[float, int] | None) -> str:
         if known is not None:
             return self._of_integers(writer, writer.rounded(h, known), known, which)
-        buffers = self.direction._buffers
-        return DynamicProduct(buffers[f"q_weight_{which}"], buffers[f"scale_{which}"]).written(writer, h)[0]
+        scale = self.direction.get_buffer(f"scale_{which}")
+        return DynamicProduct(self._weight(which), scale).written(writer, h)[0]
+
+    def _weight(self, which: str) -> Tensor:
+        return weight_in_bytes(self.direction, f"q_weight_{which}")
 
     def _of_integers(self, writer: GraphWriter, q: str, known: tuple[float, int], which: str) -> str:
         """A product of integers as float32.
@@ -179,8 +183,7 @@ class ExactDirection:
         Of two dimensions with the DequantizeLinear of both sides, ONNX Runtime would make a Gemm of reals of it and of
         the sum behind it.
         """
-        buffers = self.direction._buffers
-        q_weight, scale = buffers[f"q_weight_{which}"].t(), buffers[f"scale_{which}"]
+        q_weight, scale = self._weight(which).t(), self.direction.get_buffer(f"scale_{which}")
         if not self.is_cell:
             x = writer.read_again(q, known)
             return writer.node("MatMul", x, dequantized_weight(writer, q_weight, scale, 1, f"weight_{which}"))

@@ -16,9 +16,11 @@ def test_it_measures_a_network() -> None:
     if not (CHECKOUT / "build" / "liboctet.so").exists():
         pytest.skip("build/liboctet.so is missing: `make runner` compiles it")
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONSAFEPATH"}
-    command = [sys.executable, "benchmarks/bench_runner.py", "--only", "MobileNetV2", "--rounds", "2"]
+    command = [sys.executable, "benchmarks/bench_runner.py", "--only", "MobileNetV2", "--rounds", "2", "--threads"]
+    command += ["1", "2"]
     done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=CHECKOUT, env=environment)
     assert done.returncode == 0, done.stderr
-    title, *numbers = done.stdout.splitlines()[-1].split()
-    assert title == "MobileNetV2"
-    assert all(float(number) > 0 for number in numbers)
+    rows = [line.split() for line in done.stdout.splitlines()[-2:]]
+    assert [row[:2] for row in rows] == [["MobileNetV2", "1"], ["MobileNetV2", "2"]]
+    assert all(float(number) > 0 for row in rows for number in row[2:])
+    assert [len(row) for row in rows] == [8, 5]

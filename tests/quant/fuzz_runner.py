@@ -33,8 +33,14 @@ def load_by_path(name: str, path: Path) -> ModuleType:
     return module
 
 
-def fuzz(program: Path, count: int, seed: int, folder: Path, isa: str = "") -> subprocess.CompletedProcess[str]:
-    """Run the program over files of all test networks; failing cases are written to the folder."""
+def fuzz(
+    program: Path, count: int, seed: int, folder: Path, isa: str = "", *, shown: bool = False
+) -> subprocess.CompletedProcess[str]:
+    """Run the program over files of all test networks; failing cases are written to the folder.
+
+    Args:
+        shown: what the program prints goes where this process prints, and is not in the result.
+    """
     import quant
 
     models, networks = (load_by_path(name, HERE / f"{name}.py") for name in ("runner_models", "runner_networks"))
@@ -52,9 +58,10 @@ def fuzz(program: Path, count: int, seed: int, folder: Path, isa: str = "") -> s
         save(name, quant.quantize_static(make().eval(), batches, progress=False))
     for name, (make, example) in dynamic.items():
         save(name, quant.quantize_dynamic(make().eval()), example)
-    environment = {**os.environ, "ASAN_OPTIONS": ASAN, **({"QUANT_ISA": isa} if isa else {})}
+    environment = {**os.environ, "ASAN_OPTIONS": ASAN, "OMP_WAIT_POLICY": "passive"}  # many small calls on two threads
+    environment |= {"QUANT_ISA": isa} if isa else {}
     words = [program, str(count), str(seed), folder, *files]
-    return subprocess.run(list(map(str, words)), capture_output=True, text=True, check=False, env=environment)
+    return subprocess.run(list(map(str, words)), capture_output=not shown, text=True, check=False, env=environment)
 
 
 def main() -> int:
@@ -66,10 +73,8 @@ def main() -> int:
     build = load_by_path("runner_build", CHECKOUT / "kernels" / "runner" / "build.py")
     out = CHECKOUT / "build" / "fuzz"
     settings = build.Settings(build.kernels_build.require_compiler(), build.kernels_build.host_arch(), out)
-    print("compiling the runner and the core under AddressSanitizer ...")
-    done = fuzz(build.build_fuzz(settings), options.count, options.seed, out, options.isa)
-    print(done.stdout, done.stderr, sep="")
-    return done.returncode
+    print("compiling the runner and the core under AddressSanitizer ...", flush=True)
+    return fuzz(build.build_fuzz(settings), options.count, options.seed, out, options.isa, shown=True).returncode
 
 
 if __name__ == "__main__":

@@ -9,11 +9,19 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import numpy
+import pytest
 import torch
 import torch.nn.functional as F
+from quant.kernels import ops
 from torch import Tensor, nn
 
 import quant
+
+needs_kernels = pytest.mark.skipif(bool(ops.extension_problem()), reason="the compiled kernels, which give these bits")
+starts_python = pytest.mark.skipif(
+    os.environ.get("OCTET_EMULATED") == "1", reason="minutes, emulated: the processor is QEMU_CPU's"
+)
+"""For tests that start a Python for each instruction set."""
 
 
 class Residual(nn.Module):

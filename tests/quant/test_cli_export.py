@@ -121,7 +121,7 @@ def test_bad_input(shell: Cli) -> None:
         "export", "no.q8", *shell.model(), "--format", "runner", "--out", "o"
     )
     assert "ends in '.q8', expected .onnx" in shell.fails(*export, "onnx", "--out", "o.q8")
-    assert "has no part for the runner: write it by `quant export" in shell.fails("run", "model.q8", "--input", "x.npy")
+    assert "has no part for the runner: write it by quant.save(" in shell.fails("run", "model.q8", "--input", "x.npy")
     shell.run(*export, "runner", "--out", "run.q8")
     assert "the model has 1 inputs, got 0" in shell.fails("run", "run.q8")
     numpy.save("int.npy", numpy.arange(8))
@@ -194,8 +194,7 @@ def test_an_altered_part_for_the_runner(shell: Cli, change: Callable[[Any], obje
     new = json.dumps(header).encode()
     new += b" " * (-len(new) % 8)
     Path("run.q8").write_bytes(len(new).to_bytes(8, "little") + new + data[end:])
-    said = shell.fails("run", "run.q8", "--input", "x.npy")
-    assert "run.q8: its part for the runner" in said or "gives 1 outputs, and its file names 0" in said
+    assert "run.q8: its part for the runner" in shell.fails("run", "run.q8", "--input", "x.npy")
 
 
 def test_a_part_for_the_runner_without_an_end(shell: Cli) -> None:

@@ -314,6 +314,30 @@ def test_a_hook_is_refused(tmp_path: Path) -> None:
         quant.save(model, tmp_path / "model.q8", runner=True)
 
 
+def test_a_module_that_was_replaced_is_named(tmp_path: Path) -> None:
+    model = converted("pair")
+    model.left = nn.Linear(12, 16)
+    with pytest.raises(quant.ArtefactError, match=r"left was replaced after quant\.convert"):
+        quant.save(model, tmp_path / "model.q8", runner=True)
+    assert not (tmp_path / "model.q8").exists()
+
+
+def test_a_file_keeps_the_model_of_its_export(runner: Path, tmp_path: Path) -> None:
+    """What becomes of the model later is not in the file, and is in the next one."""
+    model, inputs = converted("pair"), inputs_of("pair", 0)
+    quant.save(model, tmp_path / "before.q8", runner=True)
+    before = outputs_of(model, inputs)[0]
+    model.out.load_state_dict(
+        {name: one.neg() for name, one in model.out.state_dict().items() if "bias" in name}, strict=False
+    )
+    after = outputs_of(model, inputs)[0]
+    quant.save(model, tmp_path / "after.q8", runner=True)
+    assert not torch.equal(before, after)
+    for name, expected in (("before", before), ("after", after)):
+        [output] = run_model(runner, tmp_path / f"{name}.q8", tmp_path, inputs, 1)
+        assert torch.equal(output, expected)
+
+
 class Library:
     """liboctet by ctypes, for models of one input and one output."""
 

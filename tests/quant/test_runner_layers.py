@@ -12,14 +12,14 @@ from typing import Any
 import numpy
 import pytest
 import torch
-from quant.kernels import build, ops
+from quant.kernels import build
 from safetensors import safe_open
 from torch import Tensor, nn
 
 import quant
 from quant.export.whole_plan import ExportError, whole_plan
 
-from .runner_models import image, octet_run, run_model
+from .runner_models import image, needs_kernels, octet_run, run_model, starts_python
 
 
 class Tagger(nn.Module):
@@ -134,9 +134,6 @@ def saved(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     return name, model, path
 
 
-needs_kernels = pytest.mark.skipif(bool(ops.extension_problem()), reason="the compiled kernels, which give these bits")
-
-
 @needs_kernels
 @pytest.mark.parametrize("threads", ["1", "2"])
 @pytest.mark.parametrize("place", [1, 2], ids=["as at export", "other sizes"])
@@ -169,6 +166,7 @@ numpy.save(f"{sys.argv[1]}/wanted.npy", y.numpy())
 
 
 @needs_kernels
+@starts_python
 @pytest.mark.parametrize("isa", [one.name for one in build.instruction_sets(build.host_arch())])
 @pytest.mark.parametrize(("name", "dynamic"), [("lstm", False), ("gru", True)])
 def test_on_each_instruction_set(runner: Path, tmp_path: Path, isa: str, name: str, dynamic: bool) -> None:
@@ -223,6 +221,13 @@ def test_a_dynamic_models_weights_are_stored_once(tmp_path: Path) -> None:
     with safe_open(tmp_path / "model.q8", framework="pt") as file:
         added = [name for name in file.keys() if name.startswith("_quant_runner/")]  # noqa: SIM118
         assert [name for name in added if file.get_tensor(name).dtype == torch.int8] == []
+
+
+def test_a_float_module_with_a_hook_is_named() -> None:
+    model = quantized("encoder", dynamic=False)
+    model.first.register_forward_hook(lambda module, args, output: output)
+    with pytest.raises(ExportError, match="Encoder: first is in training mode or has hooks, which only Python heeds"):
+        whole_plan(model)
 
 
 def test_what_has_no_operation_is_named() -> None:

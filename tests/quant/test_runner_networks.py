@@ -13,19 +13,18 @@ from typing import Any
 import numpy
 import pytest
 import torch
-from quant.kernels import build, ops
+from quant.kernels import build
 from torch import Tensor, nn
 
 import quant
 from quant.export.naming import named_leaves
 
-from .runner_models import run_model
+from .runner_models import needs_kernels, run_model, starts_python
 from .runner_networks import NETWORKS
 
 CONVOLVES = ("lite", "detector", "voice")
 KINDS = [(name, dynamic) for name in NETWORKS for dynamic in (False, True) if not (dynamic and name in CONVOLVES)]
 """Convolutions have no dynamic form, and no plan computes them in float."""
-needs_kernels = pytest.mark.skipif(bool(ops.extension_problem()), reason="the compiled kernels, which give these bits")
 
 
 @dataclass(frozen=True)
@@ -91,7 +90,7 @@ for folder in map(Path, sys.argv[1:]):
 
 
 @needs_kernels
-@pytest.mark.skipif(os.environ.get("OCTET_EMULATED") == "1", reason="minutes, emulated: the processor is QEMU_CPU's")
+@starts_python
 @pytest.mark.parametrize("isa", [one.name for one in build.instruction_sets(build.host_arch())])
 def test_on_each_instruction_set(saved: dict[tuple[str, bool], Saved], runner: Path, tmp_path: Path, isa: str) -> None:
     """One process of Python for all networks, with the same plan on the same instruction set."""

@@ -61,12 +61,6 @@ struct Families {
   Elsewhere narrow;
 };
 
-// Apart, so that a program which packs no narrow weight has none of their kernels.
-struct Narrow {
-  Elsewhere gemm, gemm_of_safe_pairs, gemm_of_symmetric, depthwise, winograd, rows, elementwise, reals;
-  Always<NativeNarrow> narrow;
-};
-
 // A row as far as the program has its kernels.
 constexpr Families here(std::string_view name, Families families) {
   if (!has_instruction_set(name))  // which isa() never is then
@@ -81,10 +75,18 @@ constexpr Families kFamilies[] = {
 #include "core/cpu/instruction_sets.inc"
 };
 
+#if !defined(OCTET_WITHOUT_NARROW)
+// Apart, so that a program which packs no narrow weight has none of their kernels; or is compiled without them.
+struct Narrow {
+  Elsewhere gemm, gemm_of_safe_pairs, gemm_of_symmetric, depthwise, winograd, rows, elementwise, reals;
+  Always<NativeNarrow> narrow;
+};
+
 constexpr Narrow kNarrow[] = {
 #define OCTET_INSTRUCTION_SET(level, name, chosen, needs, flags, ...) Narrow{__VA_ARGS__},
 #include "core/cpu/instruction_sets.inc"
 };
+#endif
 
 const Families& in_use() {
   static const Families& row = kFamilies[static_cast<int>(isa())];
@@ -100,7 +102,9 @@ const NativeDepthwise* native_depthwise() { return in_use().depthwise.kernels; }
 const NativeWinograd* native_winograd() { return in_use().winograd.kernels; }
 const RowKernels& row_kernels() { return *in_use().rows.kernels; }
 const ElementKernels& element_kernels() { return *in_use().elementwise.kernels; }
+#if !defined(OCTET_WITHOUT_NARROW)
 const NativeNarrow& native_narrow() { return *kNarrow[static_cast<int>(isa())].narrow.kernels; }
+#endif
 const RealKernels& real_kernels() { return *in_use().reals.kernels; }
 
 }  // namespace octet

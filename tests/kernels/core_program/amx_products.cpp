@@ -11,12 +11,15 @@
 #include <vector>
 
 #include "core/gemm/tile_amx.h"
+#include "core/gemm/tile_pieces.h"
 #include "core/gemm/vectors_plain.h"
 
 using namespace octet;
-using Gemm = amx::Gemm<EmulatedTiles, Plain>;
 
 namespace {
+
+constexpr NativeGemm kPlainGemm = tile::table_with_pieces<Plain>("plain vectors");
+using Gemm = amx::Gemm<EmulatedTiles, Plain, kPlainGemm>;
 
 // Bytes that end before a page that may not be read.
 class Guarded {

@@ -1,5 +1,5 @@
-// Products in the tiles of AMX, written once over a policy of tiles (amx_tiles.h), rows in tiles (amx_rows.h) and an `Arch` of tile.h:
-// that takes what has too few rows for tiles, and requantises.
+// Products in the tiles of AMX, written once over a policy of tiles (amx_tiles.h), rows in tiles (amx_rows.h) and an `Arch` of tile.h,
+// which requantises. What has too few rows for tiles is left to the table of that Arch.
 //
 // Packed as tile.h packs, groups of 64 outputs as [k / 4][block of 16 outputs][lane][4], so that both read one weight; a tile
 // of weights is up to 16 rows of a block, `blocks * 64` bytes apart. Depth is cut into `steps` equal steps of at most 64 bytes, and
@@ -256,19 +256,28 @@ void all_tiles(const Groups<Arch>& groups, const Rows& rows, const Reads& reads,
 }
 
 template <class Tiles, class Arch, class Out>
-void run_to(const Out& out, const uint8_t* x, int64_t ldx, int64_t m, const int8_t* packed, int64_t n, int64_t k,
-            int64_t first, int64_t last, bool backwards = false) {
+void in_tiles(const Out& out, const uint8_t* x, int64_t ldx, int64_t m, const Groups<Arch>& groups, int64_t k) {
   const Depth depth(k);
-  const Groups<Arch> groups{packed, n, depth.bytes(), first, last, backwards};
-  if (!pays(m, k, n))
-    return groups.each([&](int64_t n0, int blocks, const int8_t* w) {
-      tile::group<Arch, Out>(blocks, x, ldx, m, w, ceil_div(k, Arch::kStep), out.at(0, n0), n - n0);
-    });
   const int64_t start = 0;
   all_tiles<Tiles, Arch>(groups, MatrixTiles(x, ldx, m, k, depth), Reads{depth, &start, 1}, out);
 }
 
-template <class Tiles, class Arch>
+// run(n0, w, n, first, last) for calls of a table of `Arch` that do groups together: groups [first, last) of n outputs from n0 on,
+// whose weights are at w. One call where that table packs an output in as many bytes, else one for each group.
+template <class Arch, class Run>
+void each_call(const Groups<Arch>& groups, int64_t k, const Run& run) {
+  if (groups.depth == tile::ceil_div(k, Arch::kStep) * Arch::kStep)
+    return run(0, groups.packed, groups.n, groups.first, groups.last);
+  groups.each([&](int64_t n0, int, const int8_t* w) { run(n0, w, groups.n - n0, 0, 1); });
+}
+
+Requantize from_output(Requantize by, int64_t n0) {
+  by.offset += n0, by.multiplier += n0;
+  return by;
+}
+
+// `vectors` is the table of `Arch`. Another file's, not tiles of this one: those would be in the library twice.
+template <class Tiles, class Arch, const NativeGemm& vectors>
 struct Gemm {
   static int64_t packed_bytes(int64_t n, int64_t k) { return tile::packed_bytes<Arch>(n, Depth(k).bytes()); }
   static void pack(const int8_t* weight, int64_t n, int64_t k, int8_t* packed) {
@@ -283,24 +292,40 @@ struct Gemm {
   }
   static void run(const uint8_t* x, int64_t ldx, int64_t m, const int8_t* packed, int64_t n, int64_t k, int32_t* acc,
                   int64_t ldacc, int64_t first, int64_t last, bool backwards) {
-    run_to<Tiles, Arch>(tile::Sums<Arch>{acc, ldacc}, x, ldx, m, packed, n, k, first, last, backwards);
+    const Groups<Arch> groups{packed, n, Depth(k).bytes(), first, last, backwards};
+    if (pays(m, k, n)) return in_tiles<Tiles, Arch>(tile::Sums<Arch>{acc, ldacc}, x, ldx, m, groups, k);
+    each_call(groups, k, [&](int64_t n0, const int8_t* w, int64_t outputs, int64_t begin, int64_t end) {
+      vectors.run(x, ldx, m, w, outputs, k, acc + n0, ldacc, begin, end, backwards);
+    });
   }
   static void run_u8(const uint8_t* x, int64_t ldx, int64_t m, const int8_t* packed, int64_t n, int64_t k,
                      const Requantize& by, uint8_t* out, int64_t ldout, int64_t first, int64_t last) {
-    with_bytes<Arch>(by, out, ldout, [&](const auto& bytes) {
-      run_to<Tiles, Arch>(bytes, x, ldx, m, packed, n, k, first, last);
+    const Groups<Arch> groups{packed, n, Depth(k).bytes(), first, last};
+    // A thread's share of what pays as a whole may be few rows: tiles add their residual too, and vectors do not.
+    if (by.residual || pays(m, k, n))
+      return with_bytes<Arch>(by, out, ldout, [&](const auto& bytes) { in_tiles<Tiles, Arch>(bytes, x, ldx, m, groups, k); });
+    each_call(groups, k, [&](int64_t n0, const int8_t* w, int64_t outputs, int64_t begin, int64_t end) {
+      vectors.run_u8(x, ldx, m, w, outputs, k, from_output(by, n0), out + n0, ldout, begin, end);
     });
   }
   static bool takes_whole(int64_t m, int64_t n, int64_t k) { return pays(m, k, n); }
   static void run_f32(const uint8_t* x, int64_t ldx, int64_t m, const int8_t* packed, int64_t n, int64_t k,
                       const Requantize& by, float* out, int64_t ldout, int64_t first, int64_t last) {
-    run_to<Tiles, Arch>(tile::Reals<Arch>{&by, out, ldout}, x, ldx, m, packed, n, k, first, last);
+    const Groups<Arch> groups{packed, n, Depth(k).bytes(), first, last};
+    if (pays(m, k, n)) return in_tiles<Tiles, Arch>(tile::Reals<Arch>{&by, out, ldout}, x, ldx, m, groups, k);
+    each_call(groups, k, [&](int64_t n0, const int8_t* w, int64_t outputs, int64_t begin, int64_t end) {
+      vectors.run_f32(x, ldx, m, w, outputs, k, from_output(by, n0), out + n0, ldout, begin, end);
+    });
   }
   // In vectors: for layers of so few values that tiles do not pay.
   static void run_pieces_u8(const uint8_t* const* rows, const Pieces& pieces, int64_t m, const int8_t* packed, int64_t n,
                             const Requantize& by, uint8_t* out, int64_t ldout) {
-    const int64_t depth = Depth(tile::depth_of<Arch>(pieces)).bytes();
-    tile::run_pieces_of<Arch>(depth, rows, pieces, m, packed, n, by, out, ldout);
+    const int64_t k = tile::depth_of<Arch>(pieces);
+    const Groups<Arch> groups{packed, n, Depth(k).bytes(), 0, ceil_div(n, tile::kGroup<Arch>)};
+    each_call(groups, k, [&](int64_t n0, const int8_t* w, int64_t outputs, int64_t begin, int64_t end) {
+      const int64_t of_call = std::min(outputs, (end - begin) * tile::kGroup<Arch>);
+      vectors.run_pieces_u8(rows, pieces, m, w, of_call, from_output(by, n0), out + n0, ldout);
+    });
   }
   // Lines that fill less than 3/4 of their tiles are better copied together.
   static bool serves_image(const ImageRows& rows, int64_t n) {
@@ -316,9 +341,9 @@ struct Gemm {
   }
 };
 
-template <class Tiles, class Arch>
+template <class Tiles, class Arch, const NativeGemm& vectors>
 constexpr NativeGemm table(const char* route) {
-  using G = Gemm<Tiles, Arch>;
+  using G = Gemm<Tiles, Arch, vectors>;
   return {route,      tile::kGroup<Arch>,  &G::packed_bytes, &G::pack,        &G::run, &G::run_u8,
           &G::run_f32, &G::run_pieces_u8, &G::takes_whole,  &G::serves_image, &G::run_image_u8};
 }

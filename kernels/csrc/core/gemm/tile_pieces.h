@@ -76,21 +76,15 @@ int64_t depth_of(const Pieces& pieces) {
   return pieces.count * ceil_div(pieces.bytes, A::kStep) * A::kStep;
 }
 
-// `k` bytes of weights to an output.
 template <class A>
-void run_pieces_of(int64_t k, const uint8_t* const* pixels, const Pieces& pieces, int64_t m, const int8_t* packed, int64_t n,
+void run_pieces_u8(const uint8_t* const* pixels, const Pieces& pieces, int64_t m, const int8_t* packed, int64_t n,
                    const Requantize& by, uint8_t* out, int64_t ldout) {
   static_assert(A::kStep == kPieceStep && sizeof(typename A::X) == 1);
   const typename A::Rounding rounding(by);
   const Bytes<A> all{&by, &rounding, out, ldout};
+  const int64_t k = depth_of<A>(pieces);
   for (int64_t n0 = 0; n0 < n; n0 += kGroup<A>)
     group_of_pieces<A>(blocks_of<A>(n, n0), pixels, pieces, m, packed + n0 * k, all.at(0, n0), n - n0);
-}
-
-template <class A>
-void run_pieces_u8(const uint8_t* const* pixels, const Pieces& pieces, int64_t m, const int8_t* packed, int64_t n,
-                   const Requantize& by, uint8_t* out, int64_t ldout) {
-  run_pieces_of<A>(depth_of<A>(pieces), pixels, pieces, m, packed, n, by, out, ldout);
 }
 
 template <class A>
