@@ -131,7 +131,7 @@ class ExactDirection:
     @property
     def hidden(self) -> int:
         """The size of a gate."""
-        return self._weight("hh").shape[0] // self.direction._kind.gates
+        return int(self._weight("hh").shape[0] // self.direction._kind.gates)
 
     @property
     def state(self) -> int:
