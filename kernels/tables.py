@@ -59,8 +59,8 @@ def pack_table(weight: Tensor, bits: int, group_size: int | None = None) -> Tens
     weight = weight.detach().to(torch.float32)
     if weight.dim() != 2:
         raise ValueError(f"an embedding table has shape (rows, dim), got {tuple(weight.shape)}")
-    rows, dim = weight.shape
-    if group_size is not None and (bits == 8 or dim % group_size):
+    dim = weight.shape[1]
+    if group_size is not None and (bits == 8 or group_size < 1 or dim % group_size):
         raise ValueError(
             f"group_size is {group_size}, expected a divisor of {dim} columns of fewer than 8 bits, or None"
         )
@@ -76,7 +76,7 @@ def pack_table(weight: Tensor, bits: int, group_size: int | None = None) -> Tens
     q = torch.round((weight - bias.to(torch.float32)) / scale.to(torch.float32)).clamp(0, 2**bits - 1).to(torch.uint8)
     q = q.flatten(1)
     planes = [_plane(q & 3, 2), _plane(q >> 2, 1)] if bits == 3 else [_plane(q, bits)]
-    tail = torch.cat([scale, bias], dim=2).reshape(rows, -1).contiguous().view(torch.uint8)
+    tail = torch.cat([scale, bias], dim=2).flatten(1).contiguous().view(torch.uint8)
     return torch.cat([*planes, tail], dim=1).contiguous()
 
 

@@ -36,6 +36,13 @@ def test_quantize_says_what_becomes_of_each_special_value() -> None:
     assert quantize(x, 1.0, 10).tolist() == [10, 255, 0, 10, 10, 12, 12, 10, 8]
 
 
+@pytest.mark.parametrize("scale", [1e-40, 1e-45], ids=str)
+def test_zero_is_the_zero_point_where_the_scale_has_no_finite_reciprocal(scale: float) -> None:
+    x = torch.tensor([0.0, 1e-39, -1e-39, 5.0]).repeat(16)
+    assert quantize(x, scale, 3).tolist() == [3, 255, 0, 255] * 16
+    assert torch.equal(quantize(x, scale, 3), reference.quantize(x, scale, 3))
+
+
 @pytest.mark.parametrize("size", SIZES)
 def test_quantize_and_dequantize_of_every_length(size: int) -> None:
     x = torch.randn(size) * 50

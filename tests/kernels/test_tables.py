@@ -87,6 +87,19 @@ def test_a_group_has_a_range_of_its_own(backend: Backend, bits: int) -> None:
     assert bool(((back - weight).abs() <= (span / (2**bits - 1) / 2 + slack)[:, :, None]).all())
 
 
+@pytest.mark.parametrize("group_size", [0, -4, 3, 16])
+def test_a_group_size_that_divides_no_row_is_refused(group_size: int) -> None:
+    with pytest.raises(ValueError, match=f"group_size is {group_size}, expected a divisor of 8 columns"):
+        tables.pack_table(torch.ones(2, 8), 4, group_size)
+
+
+@bits
+def test_a_table_without_rows_is_packed(bits: int) -> None:
+    packed = tables.pack_table(torch.ones(0, 8), bits)
+    assert packed.shape == (0, tables.row_bytes(8, bits))
+    assert tables.unpack_rows(packed, bits, 8).shape == (0, 8)
+
+
 def test_groups_that_are_none_are_refused(backend: Backend) -> None:
     with pytest.raises(ValueError, match="group_size is 32, expected a divisor of 48"):
         tables.pack_table(torch.ones(2, 48), 4, 32)
