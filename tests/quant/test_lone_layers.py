@@ -83,6 +83,25 @@ def test_a_rule_that_names_it_makes_it_int8(pattern: Any, batches: list[Tensor])
     assert outcomes(static(Headed(), batches, quant.Recipe({pattern: quant.QConfig()})))["head"] == "int8"
 
 
+class OwnLinear(nn.Module):
+    """A linear layer written by hand."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.matrix = nn.Parameter(torch.randn(1, 64))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return nn.functional.linear(x, self.matrix)
+
+
+def test_the_report_says_why_a_functional_layer_stays_float(batches: list[Tensor]) -> None:
+    model = Headed()
+    model.head = OwnLinear()  # type: ignore[assignment]
+    entry = quant.summary(static(model, batches))["head"]
+    assert entry.outcome == "float"
+    assert "float steps stand before and after it" in entry.detail
+
+
 def test_a_default_names_no_layer(batches: list[Tensor]) -> None:
     recipe = quant.Recipe(default=quant.QConfig(weight_bits=7))
     assert outcomes(static(Headed(), batches, recipe))["head"] == "float"
