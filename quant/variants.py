@@ -125,6 +125,9 @@ class Calibrated:
             with keeping_children(self.prepared):
                 run(self.prepared, itertools.chain(self.kept, batches), forward=forward, progress=progress)
         self.layers = {layer.name: self._named(layer) for layer in layers_of(self.prepared)}
+        decided = {layer.pattern for layer in self.layers.values()}  # a rule for another would make it int8, in a file
+        rules = [rule for rule in self.recipe if rule.asked or rule.pattern in decided]
+        self.recipe = Recipe(rules, default=self.recipe.default, backend=self.recipe.backend)
 
     @property
     def data(self) -> str:

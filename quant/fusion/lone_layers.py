@@ -23,7 +23,7 @@ from quant.fusion.fused_graph import FusedGraph
 from quant.graph import Kind
 from quant.ops.operator import Weighted
 from quant.ops.step import Step
-from quant.recipe import NO_RULE, Recipe
+from quant.recipe import Recipe
 from quant.runtime.names import attribute, full_name
 
 FEWEST_PRODUCTS = 14.0
@@ -54,7 +54,7 @@ def lone_layers(graphs: Sequence[tuple[FusedGraph, nn.Module]], recipe: Recipe) 
         slower.append({})
         for name, steps in _layers(fused).items():
             module = attribute(root, name)
-            asked = recipe.resolve(full_name(fused.graph.path, name), module)[1] != NO_RULE
+            asked = recipe.asks_for(full_name(fused.graph.path, name), module)
             products = max(_products_per_value(step, fused, root) for step in steps)
             if asked or products >= FEWEST_PRODUCTS or not all(_is_alone(step, fused) for step in steps):
                 kept.add(id(module))

@@ -7,13 +7,15 @@ there training moves both as any others.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from quant.folding import gain_and_shift, norm_of
+from quant.graph import Kind
+from quant.ops.operator import Weighted
 from quant.ops.step import Step
 from quant.runtime.layers.weighted import QWeight
 from quant.runtime.names import attribute
@@ -21,27 +23,60 @@ from quant.runtime.trees import Attr
 from quant.static.runner import GraphRunner
 from quant.static.weights import dequantized, folded_bias
 
+COMPUTED = "its weight is computed from others"
+SHARED = "its weight is another layer's too, whose inputs the integers were not chosen for"
+
 
 @torch.no_grad()
-def start_from_learned(runner: GraphRunner, done: set[int]) -> Iterator[str]:
-    """Give the parameters of a captured module the values that its learned weights stand for.
+def start_from_learned(runners: Iterable[GraphRunner]) -> Iterator[tuple[GraphRunner, str, str]]:
+    """Give the parameters of captured modules the values that their learned weights stand for.
 
     Args:
-        done: ids of parameters that have theirs; those of this program are added.
+        runners: all of a model's.
 
     Yields:
-        the names of layers whose weight is computed from others, so that there is no parameter to give it to.
+        layers that keep their float weight: the runner, the layer's name in it, and why.
     """
-    for step in runner.fused.steps:
-        learned = runner.learned_weights.get(step.name)
-        if learned is None:
-            continue
-        weight = _parameter(step.weighted.weight, runner.root)
-        if weight is None or step.weighted.affine:
-            yield step.name
-        elif id(weight) not in done:
-            done.add(id(weight))
-            _start(step, learned, weight, runner)
+    programs = list(runners)
+    shared, done = _shared(programs), set[int]()
+    for runner in programs:
+        for step in runner.fused.steps:
+            learned = runner.learned_weights.get(step.name)
+            if learned is None:
+                continue
+            weight = _parameter(step.weighted.weight, runner.root)
+            if weight is None or step.weighted.affine:
+                yield runner, step.name, COMPUTED
+            elif id(weight) in shared:
+                yield runner, step.name, SHARED
+            elif id(weight) not in done:
+                done.add(id(weight))
+                _start(step, learned, weight, runner)
+
+
+def _shared(runners: list[GraphRunner]) -> set[int]:
+    """The ids of weights that several layers read, or that one layer has several learned integers for."""
+    readers: dict[int, set[int | str]] = {}
+    integers: dict[int, Tensor] = {}
+    unlike: set[int] = set()
+    for runner in runners:
+        for node in runner.graph.nodes:
+            if node.kind is Kind.MODULE:
+                module = attribute(runner.root, node.target)
+                for one in module.parameters(recurse=False):
+                    readers.setdefault(id(one), set()).add(id(module))
+        for step in runner.fused.steps:
+            weight = _parameter(step.weighted.weight, runner.root) if isinstance(step.operator, Weighted) else None
+            if weight is None:
+                continue
+            if runner.graph.nodes[step.nodes[0]].kind is not Kind.MODULE:
+                readers.setdefault(id(weight), set()).add(step.name)
+            learned = runner.learned_weights.get(step.name)
+            if learned is not None and not torch.equal(
+                integers.setdefault(id(weight), learned.q_weight), learned.q_weight
+            ):
+                unlike.add(id(weight))
+    return unlike | {one for one, layers in readers.items() if len(layers) > 1}
 
 
 def _parameter(source: object, root: nn.Module) -> nn.Parameter | None:

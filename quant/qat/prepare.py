@@ -103,16 +103,15 @@ def _from_calibrated(model: nn.Module, recipe: Recipe | None) -> nn.Module:
 
 def _start_from_learned(prepared: nn.Module) -> None:
     """Take over the rounding that `learn_rounding` chose, and warn of layers where that cannot be."""
-    done: set[int] = set()
-    left = [
-        full_name(key.path, name)
-        for key, runner in all_runners(prepared).items()
-        for name in start_from_learned(runner, done)
-    ]
+    paths = {id(runner): key.path for key, runner in all_runners(prepared).items()}
+    left: dict[str, dict[str, None]] = {}
+    for runner, name, why in start_from_learned(all_runners(prepared).values()):
+        left.setdefault(why, {})[full_name(paths[id(runner)], name)] = None
     if left:
+        said = "; ".join(f"{', '.join(names)}: {why}" for why, names in left.items())
         warnings.warn(
-            f"quant.prepare_qat: the rounding that quant.learn_rounding chose is not taken over for {', '.join(left)}, "
-            "whose weights are computed from others: training begins with these, rounded to nearest",
+            "quant.prepare_qat: the rounding that quant.learn_rounding chose is not taken over for some layers, whose "
+            f"training begins with their float weights, rounded to nearest: {said}",
             CalibrationWarning,
             stacklevel=5,
         )

@@ -80,11 +80,16 @@ def dynamic_settings(model: nn.Module, info: Prepared) -> dict[str, QConfig]:
 
 
 def is_lone_dynamic(runner: GraphRunner) -> bool:
-    """Whether a captured module is itself a layer that becomes dynamic, such as an embedding that an island calls."""
+    """Whether a captured module is itself a layer that becomes dynamic, such as an embedding that an island calls, or
+    a layer that the recipe wants so."""
     steps = [step for step in runner.fused.steps if runner.graph.nodes[step.output].kind is not Kind.INPUT]
     nodes = [runner.graph.nodes[index] for step in steps for index in step.nodes]
-    lone = len(nodes) == 1 and nodes[0].kind is Kind.MODULE and not nodes[0].target and not steps[0].integer
-    return lone and is_dynamic(without_runner(runner.root))
+    if not nodes or nodes[0].kind is not Kind.MODULE or nodes[0].target or any(step.integer for step in steps):
+        return False
+    own = without_runner(runner.root)
+    if steps[0].reason == PER_CALL_REASON:  # other nodes take its output and state apart
+        return base_type(own) is not None
+    return len(nodes) == 1 and is_dynamic(own)
 
 
 def without_runner(module: nn.Module) -> nn.Module:

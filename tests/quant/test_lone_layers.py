@@ -83,6 +83,43 @@ def test_a_rule_that_names_it_makes_it_int8(pattern: Any, batches: list[Tensor])
     assert outcomes(static(Headed(), batches, quant.Recipe({pattern: quant.QConfig()})))["head"] == "int8"
 
 
+class OwnLinear(nn.Module):
+    """A linear layer written by hand."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.matrix = nn.Parameter(torch.randn(1, 64))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return nn.functional.linear(x, self.matrix)
+
+
+def test_the_report_says_why_a_functional_layer_stays_float(batches: list[Tensor]) -> None:
+    model = Headed()
+    model.head = OwnLinear()  # type: ignore[assignment]
+    entry = quant.summary(static(model, batches))["head"]
+    assert entry.outcome == "float"
+    assert "float steps stand before and after it" in entry.detail
+
+
+def test_smoothing_does_not_ask_for_it() -> None:
+    """Rows of all sizes, which 8 bits cannot hold: smoothing gives such a layer 16 bits, by a rule of its own."""
+    model = Headed().eval()
+    model.body, model.head = nn.Sequential(nn.Linear(64, 64)), nn.Linear(64, 4)  # type: ignore[assignment]
+
+    def batch() -> Tensor:
+        return torch.randn(64, 64) * torch.exp(4 * torch.randn(64, 1))
+
+    batches = [batch() for _ in range(16)]
+    q = static(model, batches)
+    assert "16-bit input" in quant.summary(q)["body.0"].detail
+    assert outcomes(q)["head"] == "float"
+    asked = quant.Recipe({"head": quant.QConfig()})
+    assert "16-bit input" in quant.summary(static(model, batches, asked))["head"].detail
+    rules = Calibrated(model, batches, "test", progress=False).recipe.rules
+    assert [(rule.pattern, rule.asked) for rule in rules] == [("body.0", False)]
+
+
 def test_a_default_names_no_layer(batches: list[Tensor]) -> None:
     recipe = quant.Recipe(default=quant.QConfig(weight_bits=7))
     assert outcomes(static(Headed(), batches, recipe))["head"] == "float"

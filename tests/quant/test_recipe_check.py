@@ -312,6 +312,39 @@ def test_layers_of_a_static_model_are_dynamic_where_the_recipe_says_so(tmp_path:
     assert torch.equal(everything(batches[0]), quant.quantize_dynamic(model)(batches[0]))
 
 
+class Branching(nn.Module):
+    """A forward that reads values in Python, which calls its layers one by one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(32, 32), nn.Linear(32, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.first(x)
+        found: torch.Tensor = self.second(y * 2 if float(y.sum()) > 1e9 else y)
+        return found
+
+
+@pytest.mark.parametrize(
+    ("model", "name"),
+    [(nn.Linear(32, 4), ""), (nn.LSTM(32, 8), ""), (Branching(), "first")],
+    ids=["a linear layer itself", "a recurrent layer itself", "called by an island"],
+)
+def test_a_layer_that_is_captured_by_itself_is_dynamic_where_the_recipe_says_so(
+    model: nn.Module, name: str, tmp_path: Path
+) -> None:
+    batches = [torch.randn(16, 32) for _ in range(3)]
+    q = quant.quantize_static(model.eval(), batches, Recipe({name: PER_CALL}), progress=False)
+    assert quant.summary(q)[name].outcome == "int8"
+    assert quant.summary(q)[name].detail.startswith("the recipe asks for ranges of each call, so dynamic: ")
+    layer = quant.quantize_dynamic(model.get_submodule(name))
+    found, expected = q.get_submodule(name)(batches[0]), layer(batches[0])
+    assert torch.equal(*((found, expected) if isinstance(found, torch.Tensor) else (found[0], expected[0])))
+    quant.save(q, tmp_path / "q.safetensors")
+    loaded = quant.load(tmp_path / "q.safetensors", model=model)
+    assert quant.summary(loaded)[name].outcome == "int8"
+
+
 def test_ranges_of_each_call_are_asked_for_where_they_exist() -> None:
     with pytest.raises(RecipeError, match=r"activation_observer is 'dynamic', which has no options, and .*'momentum'"):
         dataclasses.replace(PER_CALL, activation_options={"momentum": 0.1})

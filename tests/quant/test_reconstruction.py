@@ -310,10 +310,34 @@ def test_weights_that_are_computed_start_from_themselves(data: list[Tensor]) -> 
     model = nn.Sequential(torch.nn.utils.parametrizations.weight_norm(nn.Conv2d(3, 4, 3)), nn.Flatten()).eval()
     p = prepared(model, data)
     learn(p, data, "gptq", unit="layer")
-    with pytest.warns(
-        quant.calibrate.CalibrationWarning, match=r"is not taken over for .*, whose weights are computed"
-    ):
+    with pytest.warns(quant.calibrate.CalibrationWarning, match=r"is not taken over for .*: its weight is computed"):
         quant.prepare_qat(p)
+
+
+class Tied(nn.Module):
+    """One weight in two layers, with inputs of their own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second, self.third = nn.Linear(16, 16), nn.Linear(16, 16), nn.Linear(16, 16)
+        self.second.weight = self.first.weight
+
+    def forward(self, x: Tensor) -> Tensor:
+        found: Tensor = self.third(self.second(self.first(x).relu()).relu())
+        return found
+
+
+def test_weights_of_several_layers_start_from_themselves() -> None:
+    """Integers that were chosen by the inputs of one layer are no good for those of another."""
+    torch.manual_seed(0)
+    model = Tied().eval()
+    rows = [torch.randn(64, 3) @ torch.randn(3, 16) for _ in range(4)]
+    p = prepared(model, rows)
+    learn(p, rows, "gptq", unit="layer")
+    with pytest.warns(quant.calibrate.CalibrationWarning, match=r"first, second: its weight is another layer's too"):
+        training = quant.prepare_qat(p)
+    assert torch.equal(training.first.weight, model.first.weight)  # type: ignore[union-attr]
+    assert not torch.equal(training.third.weight, model.third.weight)  # type: ignore[union-attr]
 
 
 def test_labels_alone_are_named(model: nn.Module, data: list[Tensor]) -> None:
