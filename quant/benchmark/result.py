@@ -206,7 +206,8 @@ class Benchmark:
             )
         if self.error is not None:
             lines.append(f"output: differs from the float model's by {self.error:.3g} of its norm")
-        lines += ["", self.table(), "", ", ".join(f"{name} {value}" for name, value in self.machine.items() if value)]
+        steps = ["", self.table()] if self.call else []  # 0 where no steps were timed
+        lines += [*steps, "", ", ".join(f"{name} {value}" for name, value in self.machine.items() if value)]
         return "\n".join(lines)
 
 

@@ -52,8 +52,8 @@ def plan_of(file: OnnxFile) -> FilePlan:
     """
     if not any(node.op in ("QuantizeLinear", "DequantizeLinear") for node in file.nodes):
         raise NotTranslated(
-            "it holds no QuantizeLinear and no DequantizeLinear, so nothing in it is int8; where it has QLinearConv "
-            "or ConvInteger, quantise with QuantFormat.QDQ"
+            "it holds no QuantizeLinear and no DequantizeLinear, so nothing in it has calibrated ranges; where it has "
+            "QLinearConv, ConvInteger or MatMulInteger, quantise with calibration and QuantFormat.QDQ"
         )
     return PlanWriter(with_roundings(with_gelus(file))).write(OPERATORS)
 

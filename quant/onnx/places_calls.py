@@ -57,13 +57,14 @@ def _linspace(call: WrittenCall) -> str:
     count = writer.node("Squeeze", scalar(writer, steps), writer.numbers([0], "axes"))
     index = writer.node("Range", zero, count, one)
     last = writer.is_dtype(writer.node("Sub", count, one), torch.int64)
-    gaps = cast(writer, writer.is_dtype(writer.node("Max", last, one), torch.int64), dtype)
-    step = writer.node("Div", as_tensor(writer, float(end) - float(start), dtype), gaps)
+    gaps = writer.is_dtype(writer.node("Max", last, one), torch.int64)
+    step = writer.node("Div", as_tensor(writer, float(end) - float(start), dtype), cast(writer, gaps, dtype))
     back = writer.is_dtype(writer.node("Sub", last, index), torch.int64)
     ahead = cast(writer, writer.is_dtype(index, torch.int64), dtype)
     low = writer.node("Add", as_tensor(writer, float(start), dtype), writer.node("Mul", ahead, step))
     high = writer.node("Sub", as_tensor(writer, float(end), dtype), writer.node("Mul", cast(writer, back, dtype), step))
-    done = writer.node("Where", writer.node("Less", index, back), low, high)
+    below = writer.node("Less", writer.node("Add", index, index), gaps)  # also of a line of one, which is the start
+    done = writer.node("Where", below, low, high)
     if isinstance(steps, Dimension):
         writer.note_size(done, 0, steps)
     return done

@@ -85,7 +85,8 @@ def verified(
 
 def _rows(one: DynamicInput, x: Tensor) -> Tensor:
     """The integers that a dynamic layer rounds its input to."""
-    rows = x.flatten(0, -2) if one.columns is None else x.flatten(0, -2) * one.columns
+    rows = x.reshape(-1, x.shape[-1])  # x may be a single row
+    rows = rows if one.columns is None else rows * one.columns
     scale, zero_point = row_ranges(rows, 255, per_row=one.per_row)
     return quantize_rows(rows, scale, zero_point, 255).reshape(x.shape)
 

@@ -246,6 +246,12 @@ def test_weights_that_are_shared_count_once() -> None:
     assert (packed > 0) == (not ops.extension_problem())
 
 
+@pytest.mark.parametrize("timed", [True, False], ids=["steps", "no steps"])
+def test_only_steps_that_were_timed_are_printed(timed: bool) -> None:
+    found = quant.benchmark(nn.Sequential(nn.Linear(8, 8)).eval(), torch.ones(1, 8), seconds=SHORT, steps=timed)
+    assert ("between the steps" in str(found)) == timed
+
+
 def test_the_peak_of_a_call_is_what_it_held_at_once() -> None:
     if memory.peak_of(lambda: None) is None:
         pytest.skip("this system does not say how much memory was resident at the peak")

@@ -108,6 +108,12 @@ def test_values_at_places(case: str, tmp_path: Path) -> None:
     assert largest(exported(q, tmp_path, torch.randn(6, 12))) < 0.002
 
 
+def test_a_line_of_one_value_is_its_start(tmp_path: Path) -> None:
+    function, inputs = PLACES["line of a size"]
+    q = quant.quantize_static(Between(function, inputs).eval(), [torch.randn(8, 12) for _ in range(3)], progress=False)
+    assert largest(exported(q, tmp_path, torch.randn(1, 12))) < 0.002
+
+
 class Upsampled(nn.Module):
     """A transposed convolution in float, with the older weight norm."""
 

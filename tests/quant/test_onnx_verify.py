@@ -55,6 +55,14 @@ def test_a_dynamic_model_that_was_exported(tmp_path: Path) -> None:
     assert max(verify_onnx(q, tmp_path / "model.onnx", x, example_inputs=x).outputs.values()) < 1e-3
 
 
+def test_a_dynamic_layer_of_a_single_row_without_a_batch(tmp_path: Path) -> None:
+    pytest.importorskip("onnxruntime", reason="onnxruntime is not installed")
+    q, x = quant.quantize_dynamic(nn.Sequential(nn.Linear(8, 4)).eval()), torch.randn(8)
+    report = quant.export_onnx(q, tmp_path / "model.onnx", target="avx2", example_inputs=x, verify=x)
+    assert report.verification is not None
+    assert [one.differing for one in report.verification.steps] == [0.0]
+
+
 def with_other_weights(q: nn.Module) -> nn.Module:
     changed = copy.deepcopy(q)
     weights = {name: one for name, one in changed.named_buffers() if "head" in name and one.dtype == torch.int8}
