@@ -331,7 +331,9 @@ class Doubled(MinMaxObserver):
 
 def test_an_observer_of_an_installed_package_is_imported_when_it_is_named(install: Callable[..., None]) -> None:
     install(OBSERVER, "octet.observers", doubled="toy_module:Doubled")
-    with pytest.raises(RecipeError, match=r"is 'double', expected one of auto, dynamic, minmax, .*, doubled; that of another"):
+    with pytest.raises(
+        RecipeError, match=r"is 'double', expected one of auto, dynamic, minmax, .*, doubled; that of another"
+    ):
         quant.QConfig(activation_observer="double")
     assert "toy_module" not in sys.modules
     model, x = small()

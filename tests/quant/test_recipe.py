@@ -77,7 +77,10 @@ def test_settings_print_as_they_are_written() -> None:
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"activation_observer": "kl"}, r"activation_observer is 'kl', expected one of auto, dynamic, minmax, .*, lsq\+, pact;"),
+        (
+            {"activation_observer": "kl"},
+            r"activation_observer is 'kl', expected one of auto, dynamic, minmax, .*, lsq\+, pact;",
+        ),
         ({"activation_observer": ["minmax"]}, r"activation_observer is \['minmax'\], expected one of auto"),
         ({"weight_observer": "auto"}, "weight_observer is 'auto', expected one of minmax, histogram"),
         ({"weight_observer": "moving_average"}, "a weight is observed once; 'minmax' is what it would be"),
