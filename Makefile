@@ -161,9 +161,6 @@ bench-against: build ## Every row of `make bench`, ours here and in another chec
 bench-zoo: build $(STAMPS)/zoo ## Time and error of every architecture of the zoo against float, on one thread (an hour; ARGS=--compiled: hours)
 	@$(in_venv) OMP_NUM_THREADS=1 python benchmarks/bench_zoo.py $(ARGS)
 
-bench-lone-layers: build ## Layers that stand alone between float steps, int8 over float: what the rule that leaves some float is taken from (2 minutes)
-	@$(in_venv) OMP_NUM_THREADS=1 python benchmarks/bench_lone_layers.py $(ARGS)
-
 bench-outliers: build ## Static int8 against outliers of activations, planted and trained: error, time, cost of calibration (minutes; ARGS=--peers)
 	@$(in_venv) OMP_NUM_THREADS=1 python benchmarks/bench_outliers.py $(ARGS)
 

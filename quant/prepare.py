@@ -25,7 +25,6 @@ from quant.dynamic_decisions import NothingQuantized
 from quant.further_programs import Extender, MakeRunner
 from quant.fusion.fuse import fuse
 from quant.fusion.fused_graph import RULES, FusedGraph, Slot
-from quant.fusion.lone_layers import without_lone_layers
 from quant.graph import Graph, Kind
 from quant.half_precision import halves_of, widened
 from quant.kernels import ACTIVATION_U8, QScheme
@@ -181,8 +180,6 @@ def planned(
     }
     for path, reasons in one_range_each(fused_graphs, modules).items():
         fused_graphs[path] = fuse(captured.graphs[path], modules[path], recipe, {**floats[path], **reasons}, rules)
-    again = without_lone_layers([(fused, modules[path]) for path, fused in fused_graphs.items()], recipe)
-    fused_graphs = dict(zip(fused_graphs, again, strict=True))
     note_shared(fused_graphs, modules)
     state: forward_state.State = {}
     kept = forward_state.kept_by_islands(prepared, "", captured.islands)

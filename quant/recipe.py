@@ -275,15 +275,10 @@ def _number(kind: str, name: Any, value: Any) -> float:
 
 @dataclass(frozen=True)
 class Rule:
-    """`pattern` decides which modules, `qconfig` what becomes of them (None: they stay float).
-
-    Attributes:
-        asked: whether the user asks for it; not so of what smoothing adds for a layer that the default decides.
-    """
+    """`pattern` decides which modules, `qconfig` what becomes of them (None: they stay float)."""
 
     pattern: Pattern
     qconfig: QConfig | None
-    asked: bool = True
 
     def matches(self, name: str, module: nn.Module) -> bool:
         """Whether the module called `name` (dotted, '' for the root) is meant."""
@@ -347,11 +342,6 @@ class Recipe:
             if rule.matches(name, module):
                 return rule.qconfig, index
         return self.default, NO_RULE
-
-    def asks_for(self, name: str, module: nn.Module) -> bool:
-        """Whether a rule of the user's decides a module, and not the default."""
-        index = self.resolve(name, module)[1]
-        return index != NO_RULE and self.rules[index].asked
 
     def rule_text(self, rule: int) -> str:
         """A rule by its index, or the default, as errors name it."""

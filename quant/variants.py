@@ -29,7 +29,6 @@ from quant.dynamic_decisions import TABLES, base_type
 from quant.forward_state import keeping_children
 from quant.fusion.fuse import fuse
 from quant.fusion.fused_graph import FusedGraph, Slot
-from quant.fusion.lone_layers import without_lone_layers
 from quant.graph import Kind
 from quant.kernels import narrow
 from quant.observers import Observer
@@ -125,9 +124,6 @@ class Calibrated:
             with keeping_children(self.prepared):
                 run(self.prepared, itertools.chain(self.kept, batches), forward=forward, progress=progress)
         self.layers = {layer.name: self._named(layer) for layer in layers_of(self.prepared)}
-        decided = {layer.pattern for layer in self.layers.values()}  # a rule for another would make it int8, in a file
-        rules = [rule for rule in self.recipe if rule.asked or rule.pattern in decided]
-        self.recipe = Recipe(rules, default=self.recipe.default, backend=self.recipe.backend)
 
     @property
     def data(self) -> str:
@@ -221,9 +217,8 @@ def reading_again(prepared: nn.Module, recipe: Recipe) -> Iterator[None]:
     before = [(one, dict(vars(one)), one.observers) for one in programs]
     try:
         info.recipe = recipe
-        graphs = [_fused_again(one, recipe) for one in programs]
-        for one, fused in zip(programs, without_lone_layers(graphs, recipe), strict=True):
-            _read_again(one, fused)
+        for one in programs:
+            _read_again(one, recipe)
         yield
     finally:
         info.recipe = own
@@ -232,16 +227,11 @@ def reading_again(prepared: nn.Module, recipe: Recipe) -> Iterator[None]:
             one.observers = observers
 
 
-def _fused_again(runner: GraphRunner, recipe: Recipe) -> tuple[FusedGraph, nn.Module]:
+def _read_again(runner: GraphRunner, recipe: Recipe) -> None:
     old = runner.fused
     root = without_runner(runner.root)  # a layer that is captured by itself is known by its own forward
     fused = fuse(old.graph, root, recipe, old.floats, old.rules)
     fused.shared = old.shared
-    return fused, root
-
-
-def _read_again(runner: GraphRunner, fused: FusedGraph) -> None:
-    old = runner.fused
     observers = {name: _observer(slot, old, runner) for name, slot in fused.slots.items()}
     columns = {value: runner.observers[key] for value, key in runner.columns.items()}
     runner.use(fused, observers)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -46,10 +45,6 @@ class Conv(Weighted):
         function = _CONV[weight.dim() - 2]
         return function(self.padded(x), weight, bias, self.stride, self.padding, self.dilation, self.groups)
 
-    def products_per_value(self, weight: tuple[int, ...]) -> float:
-        read = weight[1] * self.groups * math.prod(self.stride)  # for each pixel of the output
-        return math.prod(weight) / max(1, read + weight[0])
-
     def padded(self, x: Tensor) -> Tensor:
         return x if self.pad_before is None else F.pad(x, *self.pad_before)
 
@@ -69,10 +64,6 @@ class ConvTranspose(Conv):
         function = _TRANSPOSED[weight.dim() - 2]
         places = (self.stride, self.padding, self.output_padding, self.groups, self.dilation)
         return function(self.padded(x), weight, bias, *places)
-
-    def products_per_value(self, weight: tuple[int, ...]) -> float:
-        given = weight[1] * self.groups * math.prod(self.stride)  # for each pixel of the input
-        return math.prod(weight) / max(1, weight[0] + given)
 
     def output_first(self, weight: Tensor) -> Tensor:
         parts = weight.reshape(self.groups, -1, *weight.shape[1:]).transpose(1, 2)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -33,10 +32,6 @@ class Linear(Weighted):
 
     def product(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         return F.linear(x, weight, bias)
-
-    def products_per_value(self, weight: tuple[int, ...]) -> float:
-        outputs, inputs = math.prod(weight[:-1]), weight[-1]
-        return outputs * inputs / max(1, outputs + inputs)
 
 
 @recognises(nn.Linear, nn.modules.linear.NonDynamicallyQuantizableLinear)

@@ -135,10 +135,6 @@ class Weighted(Clampable):
         """The layer in float with another weight and bias, without its clamp and without what is folded in."""
         raise NotImplementedError
 
-    def products_per_value(self, weight: tuple[int, ...]) -> float:
-        """Multiplications for each value of a large input and output together, with a weight of this shape."""
-        raise NotImplementedError
-
     def output_first(self, weight: Tensor) -> Tensor:
         """The layer's weight with its output channels first."""
         return weight

@@ -14,7 +14,6 @@ import torch
 from torch import Tensor, nn
 
 from quant.fusion.fuse import fuse_again
-from quant.fusion.lone_layers import without_lone_layers
 from quant.graph import Kind, Node, arguments_of, evaluate
 from quant.ops.step import Step
 from quant.recipe import Recipe
@@ -97,9 +96,7 @@ class Sweep:
         Raises:
             OtherSteps: the model that it makes has steps of integers that the calibrated one has not.
         """
-        root = without_runner(self.root)
-        fused = fuse_again(self.runner.fused, root, recipe, self.kept_float)
-        [fused] = without_lone_layers([(fused, root)], recipe)
+        fused = fuse_again(self.runner.fused, without_runner(self.root), recipe, self.kept_float)
         steps = {}
         for step in fused.steps:
             if self.graph.nodes[step.output].kind is not Kind.INPUT:

@@ -25,7 +25,7 @@ from quant.capture.recorded_modules import evaluating
 from quant.capture.snapshot import Snapshot
 from quant.copying import copy_model
 from quant.leaves import base_layer
-from quant.recipe import QConfig, Recipe, Rule
+from quant.recipe import QConfig, Recipe
 from quant.runtime.arguments import copied_together
 from quant.runtime.layers.scaled_linear import scale_inputs
 from quant.runtime.trees import leaves
@@ -132,23 +132,22 @@ def smoothed_model(
     if not settings:
         return Smoothed(model, recipe)
     columns: dict[str, Tensor] = {}
-    fine: list[Rule] = []
+    fine: list[tuple[str, QConfig]] = []
     notes: dict[str, str] = {}
     for seen in _seen(model, list(settings), batches, forward):
         choice = _choice(model, seen, settings)
         if choice is None:
             continue
         if choice.takes_two_bytes:
-            for name in seen.layers:
-                asked = recipe.asks_for(name, model.get_submodule(name))
-                fine.append(Rule(glob.escape(name), replace(settings[name], activation_bits=16), asked))
+            fine += [(glob.escape(name), replace(settings[name], activation_bits=16)) for name in seen.layers]
         elif choice.columns is None:
             continue
         if choice.columns is not None:
             columns.update(dict.fromkeys(seen.layers, choice.columns))
         notes.update(dict.fromkeys(seen.layers, str(choice)))
     if fine:
-        recipe = Recipe([*fine, *recipe.rules], default=recipe.default, backend=recipe.backend)
+        rules: list[Any] = [*fine, *recipe.rules]
+        recipe = Recipe(rules, default=recipe.default, backend=recipe.backend)
     scaled = scale_inputs(copy_model(model), columns) if columns else model
     return Smoothed(scaled, recipe, notes)
 

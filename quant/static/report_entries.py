@@ -112,8 +112,6 @@ def note_floats(fused: FusedGraph, entries: Entries, path: str) -> None:
             entries.setdefault(name, ("float", step.reason))
         elif step.integer and node.kind is Kind.MODULE and not isinstance(step.operator, Weighted):
             entries.setdefault(name, ("int8", step.operator.name))
-        if isinstance(step.operator, Float) and node.kind is not Kind.MODULE and node.owner in fused.floats:
-            entries.setdefault(full_name(path, node.owner), ("float", fused.floats[node.owner]))
 
 
 def note_programs(model: nn.Module, entries: Entries) -> None:

@@ -28,7 +28,7 @@ def network() -> nn.Sequential:
 
 
 def converted(model: nn.Module, data: Tensor) -> nn.Module:
-    prepared = prepare(model, data, Recipe({"*": RECIPE.default}))  # layers alone between float steps too
+    prepared = prepare(model, data, RECIPE)
     prepared(data)
     return convert(prepared)
 

@@ -151,8 +151,7 @@ def test_a_new_view_takes_one_file(added_view: dict[str, Any], *, halfway: bool)
 
 
 def test_without_it_the_view_is_a_float_call() -> None:
-    recipe = quant.Recipe({nn.Linear: quant.QConfig()})  # which stands alone behind the float call
-    q = quant.quantize_static(Columns(halfway=False).eval(), [images()], recipe, progress=False)
+    q = quant.quantize_static(Columns(halfway=False).eval(), [images()], progress=False)
     assert [one.kind for one in program_of(q).instructions] == ["quantize", "layer", "call", "quantize", "layer"]
 
 

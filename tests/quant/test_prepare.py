@@ -22,7 +22,6 @@ from quant.static.runner import runners
 from quant.static.simulation import simulating
 
 RECIPE = Recipe(default=QConfig(activation_observer="minmax"))
-EVERY_LINEAR = Recipe({nn.Linear: RECIPE.default}, default=RECIPE.default)  # those alone between float steps too
 
 
 def fused_graph_of(model: nn.Module, inputs: Any) -> Any:
@@ -187,7 +186,7 @@ def test_layers_of_islands_are_handled_one_by_one() -> None:
     model = nn.Sequential(nn.Linear(8, 8), nn.ReLU(), Branches(), nn.Linear(8, 4)).eval()
     x = torch.rand(16, 8)
     model[0].weight.data.abs_()
-    prepared = prepare(model, x, EVERY_LINEAR)
+    prepared = prepare(model, x, RECIPE)
     assert sorted(runners(prepared)) == ["", "2.body", "2.fc"]
     assert torch.allclose(prepared(x), model(x), atol=1e-6)
     with simulating(prepared):
@@ -262,7 +261,7 @@ def test_integer_inputs_and_layers_without_a_kernel() -> None:
     model = Kwargs().eval()
     inputs = {"ids": torch.randint(0, 16, (4, 6)), "mask": torch.ones(4, 6, dtype=torch.long), "scale": 2}
     _, kwargs = as_arguments(inputs)
-    prepared = prepare(model, inputs, EVERY_LINEAR)
+    prepared = prepare(model, inputs, RECIPE)
     expected, seen = model(**kwargs), prepared(**kwargs)
     assert all(torch.allclose(a, b, atol=1e-5) for a, b in zip(leaves(expected), leaves(seen), strict=True))
     converted = convert(prepared)

@@ -88,11 +88,10 @@ def static(model: nn.Module, batches: Any, **options: Any) -> nn.Module:
 @pytest.mark.parametrize("before", [True, False], ids=["norms before", "norms behind sums"])
 def test_loud_channels_cost_nothing_and_leave_no_layer_float(before: bool) -> None:
     model, even, (x,) = transformer(before=before), transformer(before=before, gain=1.0), data(1, seed=9)
-    every = quant.Recipe({"*": quant.QConfig()})  # its last layer, which stands alone, too
     with torch.no_grad(), warnings.catch_warnings():
         warnings.simplefilter("error")
-        q = quant.quantize_static(model, data(), every, progress=False)
-        without = quant.quantize_static(even, data(), every, progress=False)
+        q = quant.quantize_static(model, data(), progress=False)
+        without = quant.quantize_static(even, data(), progress=False)
         assert sqnr(model(x), q(x)) > sqnr(even(x), without(x)) - 1
         assert sqnr(model(x), q(x)) > sqnr(model(x), quant.quantize_dynamic(model)(x)) - 4
     floats = [entry.name for entry in quant.summary(q) if entry.outcome == "float" and entry.type == "Linear"]

@@ -15,13 +15,12 @@ from quant.compare import compare
 from quant.convert import convert
 from quant.parity import parity
 from quant.prepare import prepare
-from quant.recipe import QConfig, Recipe
 from quant.report import summary
 
 
 def check(model: nn.Module, *args: Any) -> nn.Module:
-    """The int8 model, near the float one; layers alone between float steps are int8 too."""
-    prepared = prepare(model.eval(), args, Recipe({"*": QConfig()}))
+    """The int8 model, near the float one."""
+    prepared = prepare(model.eval(), args)
     with torch.no_grad():
         expected = prepared(*args)
         converted = convert(prepared)

@@ -52,12 +52,8 @@ class Positions(nn.Module):
         return (self.conv(image) + image).flatten(2).transpose(1, 2)
 
 
-EVERY_LAYER = quant.Recipe({"*": quant.QConfig()})
-"""Those that stand alone between float steps too."""
-
-
 def fused_graph_of(model: nn.Module, x: Tensor) -> FusedGraph:
-    [runner] = runners(quant.prepare(model.eval(), x, EVERY_LAYER)).values()
+    [runner] = runners(quant.prepare(model.eval(), x)).values()
     return runner.fused
 
 
@@ -86,7 +82,7 @@ def test_a_stream_that_ends_in_an_int8_layer_is_as_precise_as_one_that_ends_in_a
 def test_moves_and_sums_of_a_stream_are_part_of_it(tmp_path: Path) -> None:
     torch.manual_seed(0)
     model = nn.Sequential(Block(), Block(), Positions(), Block(), nn.Linear(32, 10)).eval()
-    prepared = quant.prepare(model, tokens(), EVERY_LAYER)
+    prepared = quant.prepare(model, tokens())
     quant.calibrate.run(prepared, [tokens(seed) for seed in range(4)], progress=False)
     [runner] = runners(prepared).values()
     assert integer_sums(runner.fused) == 0
@@ -190,7 +186,7 @@ def test_what_the_caller_gets_is_not_rounded() -> None:
     torch.manual_seed(0)
     model = Heads().eval()
     batches = [(torch.randn(64, 16), torch.randn(64, 8)) for _ in range(4)]
-    q = quant.quantize_static(model, batches, EVERY_LAYER, progress=False)
+    q = quant.quantize_static(model, batches, progress=False)
     with torch.no_grad():
         found = q(*batches[0])
     for values in found[:3]:

@@ -237,8 +237,7 @@ def test_samples_dropped_by_chance_and_norms_that_know_no_batch_yet_keep_no_laye
         block.norm.running_var.fill_(0.05)  # as of smaller values than those of the batches
     with warnings.catch_warnings():
         warnings.simplefilter("error", CalibrationWarning)
-        every = quant.Recipe({"*": quant.QConfig()})  # those that stand alone too
-        prepared = quant.prepare_qat(model, torch.randn(2, 3, 8, 8), every)
+        prepared = quant.prepare_qat(model, torch.randn(2, 3, 8, 8))
     for _ in range(30):
         prepared(torch.randn(2, 3, 8, 8))
     q = quant.convert(prepared.eval())
