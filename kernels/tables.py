@@ -84,7 +84,9 @@ def _plane(q: Tensor, bits: int) -> Tensor:
     """Integers of so many bits (rows, dim), side by side in bytes, the first in the lowest bits."""
     each = 8 // bits
     places = torch.nn.functional.pad(q, (0, -q.shape[1] % each)).unflatten(1, (-1, each))
-    joined: Tensor = (places << torch.arange(each, dtype=torch.uint8) * bits).sum(dim=2, dtype=torch.uint8)
+    joined: Tensor = (places << torch.arange(each, dtype=torch.uint8, device=q.device) * bits).sum(
+        dim=2, dtype=torch.uint8
+    )
     return joined
 
 

@@ -20,6 +20,7 @@ from pathlib import Path
 import torch
 from curves import draw
 from qat_cnn import BATCH, OUT, fine_tune
+from quant.kernels.narrow import as_bytes
 from torch import Tensor, nn
 from train_fashion import accuracy, trained
 from zoo import fashion
@@ -115,7 +116,8 @@ def tutorial(epochs: int, images: int, out: Path) -> tuple[float, dict[str, floa
     )
 
     q = quant.convert(p)
-    levels = {name: len(layer.q_weight.unique()) for name, layer in q.named_modules() if hasattr(layer, "q_weight")}
+    int8 = {name: layer for name, layer in q.named_modules() if hasattr(layer, "q_weight")}
+    levels = {name: len(as_bytes(layer.q_weight).unique()) for name, layer in int8.items()}  # stored in 4 bits
     shares = {"float": before, **ptq, "QAT": qat[-1]}
     for name, share in shares.items():
         print(f"{name:26} {100 * share:5.2f} % of {len(test):,} images right")

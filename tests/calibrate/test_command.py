@@ -94,7 +94,7 @@ def test_ranges_are_printed_and_the_model_is_saved(
     assert f"observer  MinMax    1         [{ROWS.min():.4g}, {ROWS.max():.4g}]" in printed
     assert "20 samples in 3 batches" in printed
     assert f"wrote {out}" in printed
-    assert "3/3" in said
+    assert "done, 3 of 3 batches" in said
 
 
 def test_without_out_nothing_is_converted(rows: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import re
 import warnings
 from collections.abc import Iterable, Iterator
@@ -211,15 +212,24 @@ def test_a_model_without_observers_is_refused() -> None:
         calibrate.run([], data(), progress=False)  # type: ignore[arg-type]
 
 
-def test_the_bar_has_a_rate_and_the_remaining_time(capsys: pytest.CaptureFixture[str]) -> None:
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_the_bar_has_a_rate_and_the_remaining_time(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    terminal = Terminal()
+    monkeypatch.setattr("sys.stderr", terminal)
     calibrate.run(Net(), data(), limit=3)
-    out, err = capsys.readouterr()
-    assert out == ""
-    assert re.search(r"calibrating: 100%.* 3/3 \[\d\d:\d\d<\d\d:\d\d, .*batch/s\]", err)
+    assert re.search(r"calibrating: 100%.* 3/3 \[\d\d:\d\d<\d\d:\d\d, .*batch/s\]", terminal.getvalue())
     calibrate.run(Net(), (x for x in data()))
-    assert re.search(r"calibrating: 4batch \[.*batch/s\]", capsys.readouterr().err)
+    assert re.search(r"calibrating: 4batch \[.*batch/s\]", terminal.getvalue())
+    said = terminal.getvalue()
     calibrate.run(Net(), data(), progress=False)
-    assert capsys.readouterr().err == ""
+    assert terminal.getvalue() == said
+    assert capsys.readouterr().out == ""
 
 
 def test_warnings_as_errors_leave_the_model_in_order() -> None:

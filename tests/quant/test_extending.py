@@ -312,7 +312,7 @@ def test_what_is_no_observer_is_refused() -> None:
         quant.observers.register("one")(Positional)
     with pytest.raises(TypeError, match=r"expected a subclass of quant.observers.Observer"):
         quant.observers.register("one")(nn.Linear)  # type: ignore[type-var]
-    with pytest.raises(ValueError, match="needs a name that is not empty and not 'auto'"):
+    with pytest.raises(ValueError, match="needs a name that is not empty, 'auto' or 'dynamic'"):
         quant.observers.register("auto")(Quartiles)
     with pytest.raises(ValueError, match=r"observer 'minmax': .*Quartiles is registered, and .*MinMaxObserver was"):
         quant.observers.register("minmax")(Quartiles)

@@ -246,10 +246,10 @@ for entry in quant.summary(quant.quantize_static(model, [torch.rand(2, 4, 8, 8)]
 
 
 @pytest.mark.skipif(bool(quant.kernels.available()["native"]), reason="the kernels are not compiled")
-@pytest.mark.skipif(platform.machine() != "x86_64", reason="only AVX2 has two routes")
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="only AVX2 has several routes")
 @pytest.mark.parametrize(
     ("large", "route"),
-    [("(0, 0), (0, 1)", "(pairwise)"), ("(0, 0), (1, 0)", "(wide)")],
+    [("(0, 0), (0, 1)", "(pairwise)"), ("(0, 0), (1, 0)", "(signed)")],
     ids=["neighbours in torch's order", "neighbours in the kernel's order"],
 )
 def test_the_route_of_a_convolution_is_by_what_its_kernel_multiplies_together(large: str, route: str) -> None:

@@ -18,7 +18,7 @@ import quant
 
 pytestmark = pytest.mark.usefixtures("seeded_on_one_thread")
 
-ROUTES = r"vnni|tiles|pairwise|wide|split|neon|dot|reference"
+ROUTES = r"vnni|tiles|pairwise|signed|wide|split|neon|dot|reference"
 
 
 def static(model: nn.Module, batches: list[Tensor], recipe: quant.Recipe | None = None) -> nn.Module:
