@@ -22,6 +22,10 @@ PER_CALL_REASON = "the recipe asks for ranges of each call"
 """Of a layer that convert makes dynamic, where it has such a form."""
 
 
+class PerCall(StaysFloat):
+    """A layer of which the recipe asks for ranges of each call."""
+
+
 def recognise_steps(graph: Graph, root: nn.Module, recipe: Recipe, floats: Mapping[str, str], rules: int) -> list[Step]:
     """One step per node; arguments as of `fuse`."""
     steps = []
@@ -38,7 +42,8 @@ def recognise_steps(graph: Graph, root: nn.Module, recipe: Recipe, floats: Mappi
             qconfig = _qconfig(node, known, graph, root, recipe, floats, rules)
             steps.append(Step(known.operator, (node.index,), known.inputs, node.label, qconfig))
         except StaysFloat as reason:
-            steps.append(Step(Float(str(reason), has_form), (node.index,), name=node.label))
+            operator = Float(str(reason), has_form, per_call=isinstance(reason, PerCall))
+            steps.append(Step(operator, (node.index,), name=node.label))
     return steps
 
 
@@ -54,7 +59,7 @@ def _qconfig(
     if qconfig is None:
         raise StaysFloat("the recipe says so" if index >= 0 else "the recipe's default is float")
     if qconfig.per_call:
-        raise StaysFloat(PER_CALL_REASON)
+        raise PerCall(PER_CALL_REASON)
     if qconfig.activation_bits == 16 and not (isinstance(known.operator, Weighted) and rules > 5):
         raise StaysFloat("activation_bits=16 has no static kernel")
     return qconfig

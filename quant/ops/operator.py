@@ -72,6 +72,7 @@ class Float(Operator):
         reason: why it is float, for the report.
         has_integer_form: whether there is a kernel for it, and the recipe or convert leaves it float.
         form: the integer operator that it would be, where it is float because of its neighbours.
+        per_call: whether the recipe asks for ranges of each call, so that convert makes it dynamic where it can.
     """
 
     name: ClassVar[str] = "float"
@@ -79,6 +80,7 @@ class Float(Operator):
     reason: str = ""
     has_integer_form: bool = False
     form: Operator | None = None
+    per_call: bool = False
 
 
 @dataclass(frozen=True)

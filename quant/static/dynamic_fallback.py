@@ -15,6 +15,7 @@ from quant.fusion.recognised_steps import PER_CALL_REASON
 from quant.graph import Kind
 from quant.kernels.tables import TABLE_BITS
 from quant.leaves import is_dynamic, is_registered
+from quant.ops.operator import Float
 from quant.recipe import STATIC_SETTINGS, Pattern, QConfig, Recipe
 from quant.report import summary
 from quant.runtime.names import child_of
@@ -87,7 +88,9 @@ def is_lone_dynamic(runner: GraphRunner) -> bool:
     if not nodes or nodes[0].kind is not Kind.MODULE or nodes[0].target or any(step.integer for step in steps):
         return False
     own = without_runner(runner.root)
-    if steps[0].reason == PER_CALL_REASON:  # other nodes take its output and state apart
+    if (
+        isinstance(steps[0].operator, Float) and steps[0].operator.per_call
+    ):  # other nodes take its output and state apart
         return base_type(own) is not None
     return len(nodes) == 1 and is_dynamic(own)
 
