@@ -88,9 +88,8 @@ def is_lone_dynamic(runner: GraphRunner) -> bool:
     if not nodes or nodes[0].kind is not Kind.MODULE or nodes[0].target or any(step.integer for step in steps):
         return False
     own = without_runner(runner.root)
-    if (
-        isinstance(steps[0].operator, Float) and steps[0].operator.per_call
-    ):  # other nodes take its output and state apart
+    first = steps[0].operator
+    if isinstance(first, Float) and first.per_call:  # other nodes take its output and state apart
         return base_type(own) is not None
     return len(nodes) == 1 and is_dynamic(own)
 
