@@ -15,9 +15,10 @@ from torch import nn
 from quant.benchmark.memory import peak_of
 from quant.benchmark.result import Benchmark, Latency, Memory, StepTime, Threads
 from quant.benchmark.steps import time_steps
-from quant.benchmark.turns import Clock, timed_in_turns
+from quant.benchmark.turns import timed_in_turns
 from quant.capture import as_arguments
 from quant.kernels import dispatch, ops
+from quant.kernels.race import Clock
 from quant.report import own_bytes, summary
 from quant.sensitivity.output_error import OutputError
 

@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 from quant.benchmark.result import StepTime
-from quant.benchmark.turns import Clock
+from quant.kernels.race import Clock
 from quant.leaves import is_attention, is_leaf
 from quant.runtime.callee import Function, Method
 from quant.runtime.instructions import FloatCall, Instruction, LayerCall

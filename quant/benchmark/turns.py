@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import TypeAlias
 
-Clock: TypeAlias = Callable[[], float]
-"""Returns seconds."""
+from quant.kernels.race import Clock
 
 TURNS = 10
 WARM_UP_CALLS, WARM_UP_SHARE = 3, 0.1
