@@ -79,9 +79,10 @@ class DynamicProduct:
 
     def _by_rows(self, writer: GraphWriter, x: str) -> tuple[str, str]:
         """x = scale (q - zero), a row each: q W - zero times the sums of W's columns, in int32, times the scales."""
-        if (x, self.bits) not in writer.quantized_rows:
-            writer.quantized_rows[x, self.bits] = _rows(writer, x, self.bits, per_row=self.per_row)
-        parts, scale, zeros = writer.quantized_rows[x, self.bits]
+        key = x, self.bits, self.per_row
+        if key not in writer.quantized_rows:
+            writer.quantized_rows[key] = _rows(writer, x, self.bits, per_row=self.per_row)
+        parts, scale, zeros = writer.quantized_rows[key]
         weight, weight_zero = self._weight(writer)
         columns = writer.constant(self.q_weight.sum(dim=1, dtype=torch.int32), "column_sums")
 

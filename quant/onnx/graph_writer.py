@@ -96,7 +96,8 @@ class GraphWriter:
         names: register of a tensor -> its name in the file.
         held: register of what is no tensor -> nested numbers, `Dimension`, `Count`, names of tensors, and others.
         held_sizes: size of a tensor -> the int64 value of the file that it is.
-        quantized_rows: float tensor -> integers, scales and zero points of its rows, by their bits.
+        quantized_rows: float tensor -> integers, scales and zero points of its rows, by their bits and whether
+            each has a range of its own.
         dynamic_inputs: the integers of dynamic layers, by the step that wrote them first.
         overflowing: steps whose weights may overflow 16 bits on processors without VNNI.
         unsigned: steps whose weights are uint8, so that they do not.
@@ -114,7 +115,9 @@ class GraphWriter:
     held: dict[int, Any] = field(default_factory=dict)
     held_sizes: dict[tuple[str, int], str] = field(default_factory=dict)
     forms: list[StepForm] = field(default_factory=list)
-    quantized_rows: dict[tuple[str, int], tuple[tuple[str, ...], str, tuple[str, ...]]] = field(default_factory=dict)
+    quantized_rows: dict[tuple[str, int, bool], tuple[tuple[str, ...], str, tuple[str, ...]]] = field(
+        default_factory=dict
+    )
     dynamic_inputs: dict[str, DynamicInput] = field(default_factory=dict)
     overflowing: list[str] = field(default_factory=list)
     unsigned: list[str] = field(default_factory=list)
