@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import importlib
 import importlib.util
+import io
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -37,6 +38,17 @@ def torchvision_loads() -> None:
             importlib.import_module("torchvision")
         except RuntimeError as error:
             pytest.skip(f"torchvision does not load here: {error}")
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.fixture
+def terminal() -> io.StringIO:
+    """A terminal that keeps what it is sent; a test puts it in sys.stderr's place, which is pytest's before."""
+    return Terminal()
 
 
 @pytest.fixture

@@ -212,15 +212,9 @@ def test_a_model_without_observers_is_refused() -> None:
         calibrate.run([], data(), progress=False)  # type: ignore[arg-type]
 
 
-class Terminal(io.StringIO):
-    def isatty(self) -> bool:
-        return True
-
-
 def test_the_bar_has_a_rate_and_the_remaining_time(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    terminal: io.StringIO, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    terminal = Terminal()
     monkeypatch.setattr("sys.stderr", terminal)
     calibrate.run(Net(), data(), limit=3)
     assert re.search(r"calibrating: 100%.* 3/3 \[\d\d:\d\d<\d\d:\d\d, .*batch/s\]", terminal.getvalue())

@@ -10,11 +10,6 @@ import pytest
 from quant.kernels.progress import progress_of
 
 
-class Terminal(io.StringIO):
-    def isatty(self) -> bool:
-        return True
-
-
 def test_without_a_terminal_there_is_a_line_at_the_start_and_one_at_the_end(capsys: pytest.CaptureFixture[str]) -> None:
     with progress_of("calibrating", unit="batch", total=3, shown=True, initial=1) as bar:
         assert capsys.readouterr().err == "calibrating: 3 batches, 1 of them done before\n"
@@ -44,8 +39,7 @@ def test_a_run_that_fails_says_how_far_it_came(capsys: pytest.CaptureFixture[str
     assert capsys.readouterr().err.splitlines()[-1].startswith("rounding: stopped, 1 of 4 layers in ")
 
 
-def test_a_terminal_has_a_bar(monkeypatch: pytest.MonkeyPatch) -> None:
-    terminal = Terminal()
+def test_a_terminal_has_a_bar(terminal: io.StringIO, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "stderr", terminal)
     with progress_of("calibrating", unit="batch", total=2, shown=True) as bar:
         bar.update(2)
@@ -56,8 +50,9 @@ def test_a_terminal_has_a_bar(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("shown", [True, False])
-def test_nothing_is_said_where_nobody_wants_or_can_read_it(shown: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    terminal = Terminal()
+def test_nothing_is_said_where_nobody_wants_or_can_read_it(
+    shown: bool, terminal: io.StringIO, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(sys, "stderr", None if shown else terminal)
     with progress_of("calibrating", unit="batch", total=2, shown=shown) as bar:
         bar.update()
