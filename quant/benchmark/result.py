@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from quant.page.flame import Part, drawn_flame
+from quant.page.text_table import aligned
 
 COLOURS = {"native": "#1f6f8b", "single": "#b4631a", "layer": "#4b6e2e"}
 """Of a step's rectangle, by where it runs."""
@@ -181,7 +182,7 @@ class Benchmark:
         chosen = sorted(self.steps, key=lambda one: -one.seconds)[:most]
         rows = [[one.name or "(root)", one.kind, one.where, str(one.calls), _ms(one.seconds), f"{100 * one.share:.1f}"]
                 for one in chosen]  # fmt: skip
-        lines = _table([["step", "kind", "runs", "calls", "ms", "%"], *rows], left=3)
+        lines = aligned([["step", "kind", "runs", "calls", "ms", "%"], *rows], left=3)
         others = len(self.steps) - len(chosen)
         rest = sum(one.seconds for one in self.steps) - sum(one.seconds for one in chosen)
         if others:
@@ -197,7 +198,7 @@ class Benchmark:
             rows.append([str(one.threads), "int8", *_cells(one.int8), ratio])
             if one.float_model is not None:
                 rows.append([str(one.threads), "float", *_cells(one.float_model), ""])
-        lines = _table([head, *rows], left=2)
+        lines = aligned([head, *rows], left=2)
         memory = [("int8", self.memory), *([] if self.float_memory is None else [("float", self.float_memory)])]
         for name, held in memory:
             lines.append(
@@ -221,15 +222,3 @@ def _ms(seconds: float) -> str:
 
 def _kib(size: int | None) -> str:
     return "unknown" if size is None else f"{size / 1024:.1f} KiB"
-
-
-def _table(rows: Sequence[Sequence[str]], left: int) -> list[str]:
-    """Lines with aligned columns; the first `left` of them to the left."""
-    widths = [max(len(row[place]) for row in rows) for place in range(len(rows[0]))]
-
-    def line(row: Sequence[str]) -> str:
-        cells = zip(row, widths, strict=True)
-        aligned = (cell.ljust(wide) if place < left else cell.rjust(wide) for place, (cell, wide) in enumerate(cells))
-        return "  ".join(aligned).rstrip()
-
-    return [line(rows[0]), line(["-" * width for width in widths]), *map(line, rows[1:])]

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from quant.page.scales import drawn_bars
+from quant.page.text_table import aligned
 
 
 @dataclass(frozen=True)
@@ -108,14 +109,7 @@ class Sensitivity:
         head = ["layer", "type", "only int8: dB", "KL", *(["loss"] if metric else []),
                 "only float: dB", "KL", *(["gain"] if metric else [])]  # fmt: skip
         rows = [_cells(one, metric=metric) for one in (*self.layers, *self.groups)]
-        widths = [max(len(row[place]) for row in [head, *rows]) for place in range(len(head))]
-
-        def line(row: list[str]) -> str:
-            cells = [cell.ljust(width) if place < 2 else cell.rjust(width)
-                     for place, (cell, width) in enumerate(zip(row, widths, strict=True))]  # fmt: skip
-            return "  ".join(cells).rstrip()
-
-        lines = [line(head), line(["-" * width for width in widths]), *map(line, rows)]
+        lines = aligned([head, *rows], left=2)
         lines.append(
             f"all layers int8: {_db(self.sqnr)} dB, KL {_small(self.kl)}{self._metrics()}; {self.seconds:.1f} s"
         )
