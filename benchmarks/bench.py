@@ -101,7 +101,7 @@ def run(case: suite.Case, options: argparse.Namespace, exact: bool) -> tuple[har
         peers.Missing: the case's data cannot be had.
     """
     task = case.build()
-    found, missing = peers.assemble(task.model, task.probes[0], _wanted(case, task, options))
+    found, missing = peers.assemble(task.model, task.probes[0], _wanted(case, task, options, exact))
     expected = torch.cat([peers.first(task.model(probe)) for probe in task.probes])
     contenders = []
     for peer in found:
@@ -125,9 +125,11 @@ def run(case: suite.Case, options: argparse.Namespace, exact: bool) -> tuple[har
     return race, missing
 
 
-def _wanted(case: suite.Case, task: suite.Task, options: argparse.Namespace) -> dict[str, peers.Maker]:
+def _wanted(case: suite.Case, task: suite.Task, options: argparse.Namespace, exact: bool) -> dict[str, peers.Maker]:
     made = {}
     for name, maker in case.makers(task).items():
+        if name == peers.SEVEN and exact:
+            continue
         if name.startswith("octet") or name == "float":
             made[name] = maker
         elif options.ours:
@@ -160,13 +162,18 @@ def summary_table(chosen: Sequence[suite.Case], races: dict[str, harness.Race], 
         bar = "-" if verdict.bar is None else f"{_error(race, verdict.bar):.4f} {verdict.bar}"
         goal = [text for text in (f"{case.goal}" if case.goal else "", _limit(case)) if text]
         rows.append(
-            [case.name, display.duration(race.time(verdict.ours).median), f"{_error(race, verdict.ours):.4f}",
+            [case.name, _time_of_ours(race, verdict), f"{_error(race, verdict.ours):.4f}",
              f"{display.duration(race.time(verdict.rival).median)} {verdict.rival}", bar,
              f"{verdict.ratio.median:.2f} [{verdict.ratio.low:.2f}]", " ".join(goal) or "-",
              f"{race.cpu_share:.0%}", verdict.text if goal else "no goal"]
         )  # fmt: skip
     header = ["case", "octet", "error", "fastest peer", "error to keep", "ratio", "goal", "core", "verdict"]
     return display.table(header, rows)
+
+
+def _time_of_ours(race: harness.Race, verdict: Verdict) -> str:
+    """With which of ours it is, where that is not the default one."""
+    return f"{display.duration(race.time(verdict.ours).median)} {verdict.ours.removeprefix('octet').strip()}".strip()
 
 
 def _limit(case: suite.Case) -> str:

@@ -26,13 +26,13 @@ import quant
 Batches = Sequence[Tensor]
 
 
-def octet_static(batches: Batches, name: str = "octet") -> Maker:
-    """Ours: prepare, calibrate, convert, with the defaults."""
+def octet_static(batches: Batches, name: str = "octet", recipe: quant.Recipe | None = None) -> Maker:
+    """Ours: prepare, calibrate, convert, with the defaults or a recipe."""
 
     def make(model: nn.Module, x: Tensor) -> Peer:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # what stays float, and that there are few batches, is in the report
-            made = quant.quantize_static(model, batches, progress=False)
+            made = quant.quantize_static(model, batches, recipe=recipe, progress=False)
         return module_peer(name, made, x, torch.inference_mode)
 
     return make

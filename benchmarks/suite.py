@@ -21,7 +21,7 @@ import peers
 import small_programs
 import table_peers
 import torch
-from peers import Maker, Missing, Peer
+from peers import SEVEN, SEVEN_BITS, Maker, Missing, Peer
 from torch import Tensor, nn
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tutorials"))
@@ -112,6 +112,7 @@ def _dynamic(task: Task) -> dict[str, Maker]:
         "float": inference(peers.torch_float),
         "compiled": graph_peers.compiled,
         "octet": inference(peers.octet()),
+        SEVEN: inference(peers.octet(recipe=SEVEN_BITS, name=SEVEN)),
         **{f"ao {engine}": peers.torch_ao(engine) for engine in peers.AO_ENGINES},
         "ort": functools.partial(peers.onnxruntime, name="ort", reduce_range=True),
         SATURATES: functools.partial(peers.onnxruntime, name=SATURATES, reduce_range=False),
@@ -145,6 +146,7 @@ def conv_makers(task: Task) -> dict[str, Maker]:
         "float": inference(peers.torch_float),
         "compiled": graph_peers.compiled,
         "octet": graph_peers.octet_static(task.batches),
+        SEVEN: graph_peers.octet_static(task.batches, SEVEN, SEVEN_BITS),
         "ao fx": graph_peers.ao_fx(task.batches),
         "pt2e": graph_peers.pt2e(task.batches),
         "ort": graph_peers.onnxruntime(task.batches, "ort", True),

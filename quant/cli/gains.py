@@ -13,8 +13,8 @@ CGROUPS = Path("/sys/fs/cgroup")
 
 WITH_VNNI = (
     "this CPU has no VNNI. One that has takes a third to a quarter of the time for LSTMs, CNNs and transformers "
-    "(benchmarks/README.md, AVX2 without VNNI); here, weights whose pairs fit 16 bits take three quarters "
-    "of the time of others"
+    "(benchmarks/README.md, AVX2 without VNNI); here, weights of 7 bits, QConfig(weight_bits=7), take three quarters "
+    "of the time of 8 and add a third to the error"
 )
 WITH_TILES = (
     "this CPU has no AMX. Its tiles take a half to a third of the time for large layers and batches "
