@@ -11,7 +11,7 @@ namespace {
 
 struct Pairwise : Avx2 {
   using X = uint8_t;
-  static constexpr int kStep = 4, kRows = 4, kAccSets = 8;
+  static constexpr int kStep = 4, kRows = 4, kAccSets = 8, kGroupsAtOnce = 4;
   static Weight load(const int8_t* w) { return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(w)); }
   static Activation broadcast(const X* x) { return broadcast4(x); }
   static Acc dot(Acc a, Activation x, Weight w) {
@@ -25,7 +25,7 @@ struct Signed : Avx2 {
   struct Activation {
     __m256i magnitude, value;
   };
-  static constexpr int kStep = 4, kRows = 5, kAccSets = 8, kHead = sizeof(int32_t);
+  static constexpr int kStep = 4, kRows = 5, kAccSets = 8, kHead = sizeof(int32_t), kGroupsAtOnce = 4;
   static void spread(const uint8_t* x, int64_t k, X* to) {
     const __m128i top = _mm_set1_epi8(-128);
     int64_t i = 0;

@@ -4,7 +4,7 @@
 //
 // An `Arch` says: Acc (a vector of kLanes int32), kLanes, kStep (how many k one dot product takes), kBlocks (vectors of
 // outputs per group), kRows (rows per tile), kAccSets (independent sums for short tiles, to cover the latency),
-// X (uint8_t, or uint16_t where the activations are widened first), Weight, Activation, and load, broadcast, dot, zero,
+// kGroupsAtOnce (where one row takes several groups of outputs at a time), X (uint8_t, or uint16_t where the activations are widened first), Weight, Activation, and load, broadcast, dot, zero,
 // add, store, or a `tile` of its own in place of all that the one here uses; and for equation 7 Rounding (what is the
 // same for all channels) and requantize, and where it has one `bytes`, a tile that leaves its registers as bytes. Packed
 // layout of a group: [k / kStep][block][lane][kStep], zero where k or n run out. An Arch with a kHead of 4 takes activations
@@ -246,6 +246,34 @@ void tile(const typename A::X* x, int64_t ldx, const int8_t* w, int64_t steps, i
     }
 }
 
+// acc (G * kGroup): one row and G whole groups. An activation is broadcast once for all of them, and weights come as G streams.
+template <class A, int G>
+void tile_of_groups(const typename A::X* x, const int8_t* w, int64_t steps, int32_t* acc) {
+  constexpr int kBytes = A::kLanes * A::kStep, B = A::kBlocks;
+  const int64_t group = steps * B * kBytes;
+  typename A::Acc sums[G][B];
+  OCTET_UNROLL
+  for (int g = 0; g < G; ++g)
+    OCTET_UNROLL
+    for (int b = 0; b < B; ++b) {
+      if constexpr (kHead<A> > 0)
+        sums[g][b] = A::load(w + g * group + b * kBytes);
+      else
+        sums[g][b] = A::zero();
+    }
+  for (int64_t s = kHead<A> / A::kStep; s < steps; ++s, x += A::kStep) {
+    const typename A::Activation activation = A::broadcast(x);
+    OCTET_UNROLL
+    for (int g = 0; g < G; ++g)
+      OCTET_UNROLL
+      for (int b = 0; b < B; ++b) sums[g][b] = A::dot(sums[g][b], activation, A::load(w + g * group + (s * B + b) * kBytes));
+  }
+  OCTET_UNROLL
+  for (int g = 0; g < G; ++g)
+    OCTET_UNROLL
+    for (int b = 0; b < B; ++b) A::store(acc + (g * B + b) * A::kLanes, sums[g][b]);
+}
+
 #undef OCTET_UNROLL
 
 template <class A, int M, int B>
@@ -290,6 +318,14 @@ void group(int blocks, const typename A::X* x, int64_t ldx, int64_t m, const int
   if constexpr (B > 1) group<A, Out, B - 1>(blocks, x, ldx, m, w, steps, out, columns);
 }
 
+template <class A, int G, class Out>
+void groups_of_row(const typename A::X* x, const int8_t* w, int64_t steps, const Out& out) {
+  if (out.whole_rows()) return tile_of_groups<A, G>(x, w, steps, out.whole_rows());
+  alignas(64) int32_t sums[G * kGroup<A>];
+  tile_of_groups<A, G>(x, w, steps, sums);
+  for (int64_t g = 0; g < G; ++g) out.at(0, g * kGroup<A>).template put<1, A::kBlocks>(sums + g * kGroup<A>, kGroup<A>);
+}
+
 template <class A, class Out>
 void run_to(const Out& out, const uint8_t* x, int64_t ldx, int64_t m, const int8_t* packed, int64_t n, int64_t k,
             int64_t first, int64_t last, bool backwards = false) {
@@ -311,7 +347,16 @@ void run_to(const Out& out, const uint8_t* x, int64_t ldx, int64_t m, const int8
     }
     rows_x = spread;
   }
-  for (int64_t i = first; i < last; ++i) {
+  int64_t i = first;
+  if constexpr (requires { A::kGroupsAtOnce; }) {
+    constexpr int G = A::kGroupsAtOnce;
+    const bool serves = m == 1 && last * kGroup<A> <= n;
+    for (; serves && i + G <= last; i += G) {
+      const int64_t n0 = (backwards ? first + last - G - i : i) * kGroup<A>;
+      groups_of_row<A, G>(rows_x, packed + n0 * steps * A::kStep, steps, out.at(0, n0));
+    }
+  }
+  for (; i < last; ++i) {
     const int64_t n0 = (backwards ? first + last - 1 - i : i) * kGroup<A>;
     const int8_t* w = packed + n0 * steps * A::kStep;
     group<A, Out>(blocks_of<A>(n, n0), rows_x, rows_ld, m, w, steps, out.at(0, n0), n - n0);
