@@ -291,6 +291,29 @@ def _embedding(settings: Settings) -> None:
     _within_memory([*x.shape, table.shape[1]])
 
 
+def _index_select(settings: Settings) -> None:
+    x, dim = settings["x"], dimension(settings["dim"], settings["x"].dim())
+    _within_memory([*x.shape[:dim], *settings["index"].shape, *x.shape[dim + 1 :]])
+
+
+def _index_add(settings: Settings) -> None:
+    x, index, source = settings["x"], settings["index"], settings["source"]
+    dim = dimension(settings["dim"], x.dim())
+    named = source.dim() == x.dim() and index.dim() == 1 and index.shape[0] == source.shape[dim]
+    expect(named, "what it adds has another shape than its indices name")
+    sizes = zip(x.shape, source.shape, strict=True)
+    expect(all(d == dim or one == other for d, (one, other) in enumerate(sizes)), "what it adds has another size")
+
+
+def _scatter_add(settings: Settings) -> None:
+    x, index, source = settings["x"], settings["index"], settings["source"]
+    dim = dimension(settings["dim"], x.dim())
+    expect(index.dim() == x.dim() == source.dim(), "its operands differ in dimensions")
+    sizes = enumerate(zip(index.shape, source.shape, x.shape, strict=True))
+    fits = all(size <= given and (d == dim or size <= there) for d, (size, given, there) in sizes)
+    expect(fits, "its indices have more values than there are to add, or to add to")
+
+
 def _recurrent(settings: Settings) -> None:
     x, kind = settings["q_x"] if "q_x" in settings else settings["x"], find(settings["mode"])
     weight_ih, weight_hh, weight_hr = (settings[f"q_weight_{name}"] for name in ("ih", "hh", "hr"))
@@ -343,6 +366,9 @@ CHECKS: dict[str, Callable[[Settings], None]] = {
     "attention": _attention,
     "softmax": _softmax,
     "reduce_f32": _reduce,
+    "index_select": _index_select,
+    "index_add": _index_add,
+    "scatter_add": _scatter_add,
     "expand": _expand,
     "reshape": _reshape,
     "linear_dynamic": _linear_dynamic,

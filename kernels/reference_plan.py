@@ -24,6 +24,7 @@ from typing import Any
 import torch
 from quant.kernels import plan_check, plan_shapes, plan_sizes
 from quant.kernels.plan_sizes import Arithmetic
+from quant.kernels.reference_indices import INDICES
 from quant.kernels.reference_layers import LAYERS, RECURRENT, OutOfTable, States, rnn_static
 from quant.kernels.reference_ops import OPS, OpTable, rescale
 from quant.kernels.reference_reals import REALS
@@ -266,6 +267,9 @@ def operation_of(row: str) -> str:
     return row.split(" ", 3)[2]
 
 
+_OWN: dict[str, Callable[..., Tensor]] = {**MOVES, **REALS, **LAYERS, **INDICES}
+"""All of them."""
+
 CHECKS_OF_SIZES = frozenset({"holds"})
 """Operations that compute nothing and refuse sizes that a text does not stand for."""
 
@@ -323,7 +327,7 @@ def run_plan(
                 states[line.out] = layer(**settings)
                 registers[line.out] = states[line.out][0]
                 continue
-            operator = MOVES.get(line.op) or REALS.get(line.op) or LAYERS.get(line.op) or table[line.op]
+            operator = _OWN.get(line.op) or table[line.op]
             registers[line.out] = operator(**settings)
     if any(registers[index].dtype is torch.int64 for index in plan.outputs):
         raise ValueError("the plan gives out int64, expected float32 or uint8")

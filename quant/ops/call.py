@@ -17,19 +17,23 @@ class StaysFloat(Exception):
     """A call that has no integer kernel; the message is the reason in the report."""
 
 
-def check_reals(meta: TensorMeta) -> None:
-    """Raise StaysFloat for a value that cannot be quantised: of another dtype than float32, or sparse."""
-    if meta.dtype != torch.float32:
-        raise StaysFloat(f"its input is {meta.dtype}, expected torch.float32")
+def check_tensor(meta: TensorMeta, dtype: torch.dtype) -> None:
+    """Raise StaysFloat for a value of another dtype, and for a sparse one."""
+    if meta.dtype != dtype:
+        raise StaysFloat(f"its input is {meta.dtype}, expected {dtype}")
     if meta.layout != torch.strided:
         raise StaysFloat(f"its input has the layout {meta.layout}, expected torch.strided")
 
 
 class Call:
-    """A node whose arguments can be read by place or by name."""
+    """A node whose arguments can be read by place or by name.
 
-    def __init__(self, node: Node, graph: Graph, root: nn.Module) -> None:
-        self.node, self.graph, self.root = node, graph, root
+    Attributes:
+        dtype: of its activations: float32, which can be quantised, or of indices int64.
+    """
+
+    def __init__(self, node: Node, graph: Graph, root: nn.Module, dtype: torch.dtype = torch.float32) -> None:
+        self.node, self.graph, self.root, self.dtype = node, graph, root, dtype
         self.module: nn.Module | None = attribute(root, node.target) if node.kind is Kind.MODULE else None
 
     def get(self, place: int, name: str, default: Any = None) -> Any:
@@ -39,14 +43,14 @@ class Call:
         return self.node.kwargs.get(name, default)
 
     def activation(self, place: int = 0, name: str = "input") -> int:
-        """The value read as this argument, which must be a float32 tensor."""
+        """The value read as this argument, which must be a tensor of `dtype`."""
         value = self.get(place, name)
         if not isinstance(value, Ref):
             raise StaysFloat(f"{name} is no activation")
         meta = self.graph.nodes[value.index].meta
         if meta is None:
             raise StaysFloat("its input is no tensor")
-        check_reals(meta)
+        check_tensor(meta, self.dtype)
         return value.index
 
     def rank(self, index: int) -> int:

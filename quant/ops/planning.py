@@ -180,6 +180,7 @@ class PlanCall:
         out: the register of its result.
         args, kwargs: nested, with Ref to registers, or constants.
         rescaled: as in `SameCall`, of a concatenation.
+        moves_indices: whether it is a view of int64, which is its first operand then.
     """
 
     values: Values
@@ -189,6 +190,7 @@ class PlanCall:
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
     rescaled: dict[int, tuple[int, float, int]] = field(default_factory=dict)
+    moves_indices: bool = False
 
     @property
     def name(self) -> str:
@@ -209,7 +211,7 @@ class PlanCall:
         value = self.argument(place, name)
         if not isinstance(value, Ref):
             raise Unplanned("its operand is no activation")
-        return self.values.tensor(value)
+        return self.values.indices(value) if self.moves_indices and place == 0 else self.values.tensor(value)
 
     def indices(self, place: int = 0, name: str = "input") -> Register:
         """A tensor of int64 among the arguments."""
@@ -217,6 +219,13 @@ class PlanCall:
         if not isinstance(value, Ref):
             raise Unplanned("its indices are no activation")
         return self.values.indices(value)
+
+    def sized(self, place: int, name: str) -> Register:
+        """An activation or a tensor of int64 among the arguments, of which the shape alone is read."""
+        try:
+            return self.indices(place, name)
+        except Unplanned:
+            return self.tensor(place, name)
 
     def real(self, place: int, name: str) -> Register | Attr:
         """A float32 operand: an activation, or a parameter or buffer of the model."""

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, TypeAlias, TypeVar
 
+import torch
 from torch import nn
 
 from quant.graph import Graph, Kind, Node
@@ -130,13 +131,16 @@ def _table(target: Target) -> dict[Any, Recogniser]:
     return _MODULES if isinstance(target, type) and issubclass(target, nn.Module) else _FUNCTIONS
 
 
-def recognise(node: Node, graph: Graph, root: nn.Module) -> Recognised:
+def recognise(node: Node, graph: Graph, root: nn.Module, dtype: torch.dtype = torch.float32) -> Recognised:
     """The integer operator of a call.
+
+    Args:
+        dtype: of the values that it reads.
 
     Raises:
         StaysFloat: there is none, with the reason.
     """
-    call = Call(node, graph, root)
+    call = Call(node, graph, root, dtype)
     if node.kind not in (Kind.MODULE, Kind.METHOD, Kind.FUNCTION):
         raise StaysFloat("not a computation")
     recogniser = _recogniser(call)

@@ -14,6 +14,7 @@ from quant.ops.call import Call
 from quant.ops.planning import BEFORE, Lines, PartsOf, PlanCall, Symbol, Unplanned, fixed, integer
 from quant.ops.registry import Recognised, recognises
 from quant.ops.views import View, view_of
+from quant.runtime.trees import Ref
 
 
 @dataclass(frozen=True)
@@ -175,12 +176,18 @@ class Item(View):
             return _part(known, fixed("index", self.index))
         index = self.index if isinstance(self.index, tuple) else (self.index,)
         x, dim = call.tensor(), 0
-        skipped = len(call.values.shape(x)) - sum(isinstance(one, (int, slice)) for one in index)
+        skipped = len(call.values.shape(x)) - sum(isinstance(one, (int, slice, Ref)) for one in index)
+        if any(isinstance(one, Ref) for one in index) and sum(isinstance(one, (int, Ref)) for one in index) > 1:
+            raise Unplanned("several indices of one tensor have no plan")
         lines: Lines = []
-        for one in index:
+        for place, one in enumerate(index):
             source = BEFORE if lines else x
             if one is Ellipsis:
                 dim += skipped
+            elif isinstance(one, Ref):
+                places = _indices(call, place)
+                lines.append(("index_select", {"x": source, "dim": dim, "index": places, "negative": True}))
+                dim += len(call.values.shape(places))
             elif one is None:
                 lines.append(("unsqueeze", {"x": source, "dim": dim}))
                 dim += 1
@@ -195,6 +202,15 @@ class Item(View):
             else:
                 raise Unplanned("this index has no plan")
         return lines or [("same", {"x": x})]
+
+
+def _indices(call: PlanCall, place: int) -> Register:
+    """The tensor of int64 at a place of what x is indexed by."""
+    index = call.argument(1, "index")
+    given = index[place] if isinstance(index, tuple) else index
+    if not isinstance(given, Ref):
+        raise Unplanned("this index has no plan")
+    return call.values.indices(given)
 
 
 def _part(known: Symbol, index: Any) -> Lines:

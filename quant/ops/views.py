@@ -15,7 +15,7 @@ from torch import nn
 
 from quant.graph import Kind, Node
 from quant.kernels.reference_plan import Register
-from quant.ops.call import Call, StaysFloat, check_reals, is_call_of
+from quant.ops.call import Call, StaysFloat, check_tensor, is_call_of
 from quant.ops.lowering import Context, SameCall
 from quant.ops.operator import Operator
 from quant.ops.planning import BEFORE, Lines, PlanCall, Unplanned, fixed, integer
@@ -63,7 +63,7 @@ def view_of(operator: Operator, call: Call) -> Recognised:
         raise StaysFloat("its input is no activation")
     source = call.graph.nodes[value.index]
     if source.meta is not None:
-        check_reals(source.meta)
+        check_tensor(source.meta, call.dtype)
     if source.meta is None and not is_call_of(source, SPLITS):
         raise StaysFloat("its input is no tensor")
     return Recognised(operator, (value.index,))
@@ -253,6 +253,16 @@ def expand_in_reals(call: PlanCall) -> Lines:
     x = call.real(0, "input")
     lines: Lines = [("constant", {"value": x})] if isinstance(x, Attr) else []
     return [*lines, ("expand", {"x": BEFORE if lines else x, "shape": tuple(sizes)})]
+
+
+@plans_reals("expand_as", moves=True)
+def expand_as(call: PlanCall) -> Lines:
+    """To the shape of another tensor."""
+    other = call.sized(1, "other")
+    sizes = tuple(Register(other.index, dim) for dim in range(len(call.values.shape(other))))
+    if not sizes:
+        raise Unplanned("to no dimensions has no plan")
+    return [("expand", {"x": call.tensor(), "shape": sizes})]
 
 
 @recognises(nn.Flatten, torch.flatten, "flatten")

@@ -309,8 +309,8 @@ def _run_text() -> Any:
 
 
 def _unseen(operator: Any, *args: Any) -> Any:
-    """Call an operator that is no part of what a dispatch mode records; a text may be dropped at any time."""
-    with _disable_current_modes():
+    """Call an operator that is no part of what a mode of torch records; a text may be dropped at any time."""
+    with torch._C.DisableTorchFunction(), _disable_current_modes():
         return operator(*args)
 
 

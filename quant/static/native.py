@@ -76,12 +76,13 @@ def _grouped(instructions: list[Instruction], output: Any, planner: Planner, *, 
         try:
             run.add(instruction, planner)
         except Unplanned as reason:
-            if not run.comes_after(instruction, planner):
+            ahead = run.gives_way(instruction, planner)
+            if ahead is None:
                 there |= run.close(grouped, later[index])
                 run = _Run(given, whole)
                 planner.keep_symbols_of(() if may_reshape(instruction) else there)
-            there.add(instruction.out)
-            grouped.steps.append(instruction)
+            grouped.steps += [*(ahead or ()), instruction]
+            there.update(one.out for one in (*(ahead or ()), instruction))
             if not instruction.own:
                 grouped.reasons[instruction.step or instruction.kind] = str(reason)
     run.close(grouped, given)
@@ -182,17 +183,30 @@ class _Run:
             raise Unplanned("it depends on a number of dimensions that depends on a size")
         self.parts.append(_Part(instruction, planned))
 
-    def comes_after(self, instruction: Instruction, planner: Planner) -> bool:
-        """Whether the run so far may as well be computed after an instruction that runs by itself.
+    def gives_way(self, instruction: Instruction, planner: Planner) -> list[Instruction] | None:
+        """Let an instruction that runs by itself run ahead of the run, and with it the views of indices that it reads.
 
-        Not where that reads what the run gives, changes something, or might fail in a call that a guard of the run
-        finds out to be another one.
+        Returns:
+            These views, which are no part of the run any more. None, and nothing changed, where the instruction reads
+            what else the run gives, changes something, or might fail in a call that a guard of the run finds out to be
+            another one.
         """
         if not self.parts or any(isinstance(part.instruction, Guard) for part in self.parts):
-            return False
+            return None
         if not isinstance(instruction, (FloatCall, Guard)) or changes_something(instruction, planner.root):
-            return False
-        return instruction.reads.isdisjoint(part.instruction.out for part in self.parts)
+            return None
+        read = set(instruction.reads)
+        ahead: list[_Part] = []
+        kept: list[_Part] = []
+        for part in reversed(self.parts):
+            moves = part.instruction.out in read
+            if moves and not part.planned.indices:
+                return None
+            if moves:
+                read |= part.instruction.reads
+            (ahead if moves else kept).append(part)
+        self.parts = kept[::-1]
+        return [part.instruction for part in reversed(ahead)]
 
     def close(self, schedule: Schedule, wanted: set[int]) -> set[int]:
         """Add the run to the schedule: as a region without costly float views at its ends, or one by one if none of it
@@ -245,8 +259,8 @@ def _region(parts: list[_Part], wanted: set[int]) -> Region:
     constants: list[Tensor] = []
     inputs: dict[int, None] = {}
     known: set[int] = set()
-    symbolic = {part.instruction.out: part.instruction for part in parts if part.planned.symbol is not None}
-    for part in parts:
+    symbolic = {part.instruction.out: part.instruction for part in parts if part.planned.stays_inside}
+    for part in _needed(parts):
         planned = part.planned.pieces
         pieces += [str(_with_constants(one, constants)) if isinstance(one, Line) else one for one in planned]
         inputs.update(dict.fromkeys(register for register in _tensors(planned) if register not in known))
@@ -258,6 +272,17 @@ def _region(parts: list[_Part], wanted: set[int]) -> Region:
     return Region(
         pieces, constants, list(inputs), outputs, tail, [], len(parts), instructions, ranks=[] if checks else None
     )
+
+
+def _needed(parts: Sequence[_Part]) -> list[_Part]:
+    """The parts without views of indices that no other part reads."""
+    read: set[int] = set()
+    needed = []
+    for part in reversed(parts):
+        if not part.planned.indices or part.instruction.out in read:
+            read.update(_tensors(part.planned.pieces))
+            needed.append(part)
+    return needed[::-1]
 
 
 def _with_constants(line: Line, constants: list[Tensor]) -> Line:

@@ -23,9 +23,11 @@ from quant.kernels.plan_sizes import dimensions_in
 from quant.kernels.reference_ops import OPS
 from quant.kernels.reference_plan import Line, Register
 from quant.ops import planning, recurrent
+from quant.ops.call import StaysFloat
 from quant.ops.planning import (
     NumberOf,
     Opened,
+    PartsOf,
     PlacesOf,
     PlanCall,
     QuotientOf,
@@ -36,7 +38,7 @@ from quant.ops.planning import (
     Unplanned,
     fixed,
 )
-from quant.ops.registry import real_form
+from quant.ops.registry import real_form, recognise
 from quant.ops.shapes import planned_shape
 from quant.ops.views import View
 from quant.runtime.chained_lines import Lines, chained
@@ -79,6 +81,7 @@ class Planned:
         reads_rank: whether the captured number of dimensions of a tensor decided what it is.
         rank_by_size: whether its own number of dimensions depends on a size.
         int8: whether it is a call of the user's that integers compute.
+        indices: whether it is a view of int64, which a plan reads and does not give out.
     """
 
     pieces: tuple[Piece, ...] = ()
@@ -90,6 +93,12 @@ class Planned:
     reads_rank: bool = False
     rank_by_size: bool = False
     int8: bool = False
+    indices: bool = False
+
+    @property
+    def stays_inside(self) -> bool:
+        """Whether what is read from outside of a native call is computed once more there."""
+        return self.symbol is not None or self.indices
 
 
 class Planner:
@@ -274,6 +283,8 @@ class Planner:
         shape = planned_shape(call)
         if shape is not None:
             return self._planned(call, shape, moves_reals=True)
+        if self._reads_indices(call):
+            return self._view_of_indices(call)
         form = real_form(call.node, self.root)
         copies = call.node.index not in self._written
         if form is not None and (copies or not form.moves):
@@ -281,6 +292,28 @@ class Planner:
             return replace(planned, int8=isinstance(call.module, QuantModule))
         if not isinstance(operator, View) or not operator.planned_in_reals or not copies:
             raise Unplanned("it is computed in float")
+        return self._planned(call, operator.plan(call), moves_reals=True)
+
+    def _reads_indices(self, call: PlanCall) -> bool:
+        """Whether a call's first operand is a tensor of int64, or parts of one, and what it gives is that too."""
+        if self.program.values[call.out].dtype not in (torch.int64, None):
+            return False
+        x, known = call.argument(0, "input"), call.symbol()
+        source = known.source if isinstance(known, PartsOf) else x.index if isinstance(x, Ref) else None
+        return source is not None and self.program.values[source].dtype is torch.int64
+
+    def _view_of_indices(self, call: PlanCall) -> Planned:
+        """A part of indices, or these in another shape."""
+        call.moves_indices = True
+        form = real_form(call.node, self.root)
+        if form is not None and form.moves:
+            return self._planned(call, form.plan(call), moves_reals=True)
+        try:
+            operator = recognise(call.node, self.graph, self.root, torch.int64).operator
+        except StaysFloat as reason:
+            raise Unplanned(str(reason)) from None
+        if not isinstance(operator, View) or not operator.planned_in_reals:
+            raise Unplanned("it is computed of indices")
         return self._planned(call, operator.plan(call), moves_reals=True)
 
     def _call(self, instruction: FloatCall | Guard | IntegerMove | RecurrentCall) -> PlanCall:
@@ -302,7 +335,8 @@ class Planner:
         count = math.prod(self.captured_shape(call.out)) if moves_reals and self._is_tensor(call.out) else 0
         operator = self.operators.get(call.out)
         in_order = moves_reals and isinstance(operator, View) and operator.keeps_order
-        return Planned(pieces, None, exact, moves_reals, count, in_order)
+        indices = self.program.values[call.out].dtype is torch.int64
+        return Planned(pieces, None, exact, moves_reals, count, in_order, indices=indices)
 
     def _is_tensor(self, index: int) -> bool:
         return self.program.values[index].dtype is not None

@@ -48,6 +48,21 @@ EXTRA = {
     ),
     "embedding": ([integers(2, 3).long() % 5], [X[0]], text("%9 = embedding x=%0 weight=$0")),
     "table": ([integers(2, 3).long() % 5], [integers(5, 14)], text("%9 = embedding_table x=%0 rows=$0 bits=8 dim=6")),
+    "taken": (
+        [X, integers(2, 3).long() % 5],
+        [],
+        text("%9 = index_select x=%0 dim=1 index=%1 negative=True", inputs=2),
+    ),
+    "added": (
+        [X, integers(6).long() % 5, X[:, :, :1].expand(2, 5, 6).contiguous()],
+        [],
+        text("%9 = index_add x=%0 dim=2 index=%1 source=%2", inputs=3),
+    ),
+    "scattered": (
+        [X, (integers(2, 3, 6) % 5).long(), X],
+        [],
+        text("%9 = scatter_add x=%0 dim=1 index=%1 source=%2", inputs=3),
+    ),
     "recurrent": (
         [X],
         [

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 import torch
 from quant.kernels import ops, plan_check, reference_plan
+from quant.kernels.reference_indices import INDICES
 from quant.kernels.reference_layers import LAYERS, RECURRENT
 from quant.kernels.reference_ops import OPS
 from quant.kernels.reference_reals import REALS
@@ -257,7 +258,7 @@ def test_multipliers_of_layers_are_finite(extension: None, value: float) -> None
 
 
 def test_the_table_has_every_operator_with_all_its_settings() -> None:
-    functions: dict[str, Any] = {**OPS, **reference_plan.MOVES, **REALS, **LAYERS, **RECURRENT}
+    functions: dict[str, Any] = {**OPS, **reference_plan.MOVES, **REALS, **LAYERS, **INDICES, **RECURRENT}
     functions["final_state"] = lambda y, of: None  # which is no function of its operands alone
     for op, settings in plan_check.table().items():
         parameters = dict(inspect.signature(functions[op]).parameters)
@@ -267,7 +268,9 @@ def test_the_table_has_every_operator_with_all_its_settings() -> None:
         for name, one in parameters.items():
             if one.kind is not inspect.Parameter.VAR_KEYWORD:
                 assert settings[name].optional == (one.default is not inspect.Parameter.empty), (op, name)
-    assert set(reference_plan.MOVES) | set(REALS) | set(LAYERS) | set(RECURRENT) <= set(plan_check.table())
+    assert set(reference_plan.MOVES) | set(REALS) | set(LAYERS) | set(INDICES) | set(RECURRENT) <= set(
+        plan_check.table()
+    )
 
 
 @pytest.mark.parametrize("op", sorted(plan_check.table()))

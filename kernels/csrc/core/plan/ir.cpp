@@ -360,6 +360,15 @@ const std::map<std::string, Read, std::less<>>& readers() {
       {"embedding_table", [](LineReader& in) -> OperationKind {
          return op::Embedding{in.value("x"), in.constant("rows"), in.integer("bits"), in.integer("dim")};
        }},
+      {"index_select", [](LineReader& in) -> OperationKind {
+         return op::IndexSelect{in.value("x"), in.integer("dim"), in.value("index"), in.flag("negative")};
+       }},
+      {"index_add", [](LineReader& in) -> OperationKind {
+         return op::IndexAdd{in.value("x"), in.integer("dim"), in.value("index"), in.value("source")};
+       }},
+      {"scatter_add", [](LineReader& in) -> OperationKind {
+         return op::ScatterAdd{in.value("x"), in.integer("dim"), in.value("index"), in.value("source")};
+       }},
       {"rnn_static", &rnn_static},
       {"rnn_dynamic", &rnn_dynamic},
       {"final_state", [](LineReader& in) -> OperationKind {

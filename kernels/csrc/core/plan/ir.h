@@ -283,6 +283,25 @@ struct Embedding {
   int64_t bits, dim;  // of a table of 8, 4, 3 or 2 bits (core/embedding/tables.h); 0 where its rows are float32
 };
 
+// The parts of x at some places of a dimension, in its stead the indices' dimensions. One below 0 counts from the end where `negative`.
+struct IndexSelect {
+  Value x;
+  int64_t dim;
+  Value index;
+  bool negative;
+};
+// x with parts of the source added at places of a dimension: an index for each part, or for each value.
+struct IndexAdd {
+  Value x;
+  int64_t dim;
+  Value index, source;
+};
+struct ScatterAdd {
+  Value x;
+  int64_t dim;
+  Value index, source;
+};
+
 // One direction of one recurrent layer. Its value are the states of all steps.
 struct Recurrent {
   // Ranges known beforehand: of the input, of the state, and of what a projection reads.
@@ -315,7 +334,7 @@ using OperationKind =
                  op::AddReal, op::LayerNorm, op::Attention, op::Expand, op::Holds, op::ConstantReal, op::WithNumber,
                  op::BinaryReal, op::CatReal, op::Softmax, op::Matmul, op::GroupNorm, op::Silu, op::DynamicLinear,
                  op::Embedding, op::Recurrent, op::FinalState, op::UnaryReal, op::ReduceReal,
-                 op::WhereReal, op::RmsNorm>;
+                 op::WhereReal, op::RmsNorm, op::IndexSelect, op::IndexAdd, op::ScatterAdd>;
 
 struct Operation {
   Value out;

@@ -63,6 +63,12 @@ constexpr std::string_view kNames<op::DynamicLinear> = "linear_dynamic";
 template <>
 constexpr std::string_view kNames<op::Embedding> = "embedding embedding_table";
 template <>
+constexpr std::string_view kNames<op::IndexSelect> = "index_select";
+template <>
+constexpr std::string_view kNames<op::IndexAdd> = "index_add";
+template <>
+constexpr std::string_view kNames<op::ScatterAdd> = "scatter_add";
+template <>
 constexpr std::string_view kNames<op::Recurrent> = "rnn_static rnn_dynamic";
 
 constexpr bool is_here(std::string_view names) {

@@ -27,6 +27,10 @@ PlanView lower(PlanBuilder& b, const Operation& operation, const op::Linear& lin
 PlanView lower(PlanBuilder& b, const Operation& operation, const op::DynamicLinear& linear);
 // lower_lookups.cpp: rows of tables.
 PlanView lower(PlanBuilder& b, const Operation& operation, const op::Embedding& embedding);
+// lower_indices.cpp: parts that indices choose.
+PlanView lower(PlanBuilder& b, const Operation& operation, const op::IndexSelect& select);
+PlanView lower(PlanBuilder& b, const Operation& operation, const op::IndexAdd& add);
+PlanView lower(PlanBuilder& b, const Operation& operation, const op::ScatterAdd& add);
 // lower_recurrent.cpp: recurrent layers, and their states.
 PlanView lower(PlanBuilder& b, const Operation& operation, const op::Recurrent& layer);
 PlanView lower(PlanBuilder& b, const Operation& operation, const op::FinalState& state);
