@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -19,6 +20,7 @@ from quant.qat.switches import (
     round_values,
     sync_ranges,
 )
+from quant.qat.tracked import tracked_ranges
 
 OBSERVE, RANGES, NORMS = 0.05, 0.6, 0.75
 """Where in the training the phases begin, as shares of its steps: rounding, frozen ranges, frozen batch norms. Early
@@ -48,6 +50,9 @@ class QATSchedule:
         freeze_ranges_at, freeze_norms_at: after how many steps; `steps` or more for never.
         optimizer: checked to hold every parameter, see `check_optimizer`.
         sync: take ranges of the joint batch of all ranks, see `sync_ranges`; None does so where there are several.
+        log: called with the ends of all ranges, {"<layer>/low": ..., "<layer>/high": ..., "phase": 0 to 3}, and the
+            number of steps, after each `log_every` steps and where a phase begins; for any logger.
+        log_every: steps.
 
     Raises:
         ValueError: `prepared` is not from prepare_qat, or the numbers are not in order; or it is wrapped in a
@@ -64,10 +69,15 @@ class QATSchedule:
         freeze_norms_at: int | None = None,
         optimizer: torch.optim.Optimizer | None = None,
         sync: bool | None = None,
+        log: Callable[[dict[str, float], int], object] | None = None,
+        log_every: int = 100,
     ) -> None:
+        if log_every < 1:
+            raise ValueError(f"QATSchedule: log_every is {log_every}, expected a number of steps, at least 1")
         if steps < 1:
             raise ValueError(f"QATSchedule: steps is {steps}, expected how often step() will be called, at least 1")
         self.prepared, self.steps, self.count = prepared, steps, 0
+        self._log, self._log_every = log, log_every
         if observe is None:
             observe = 0 if _has_ranges(prepared) else math.ceil(OBSERVE * steps)
         self.starts = {
@@ -98,6 +108,8 @@ class QATSchedule:
         self.count += 1
         if self.phases != before:
             self._apply()
+        if self._log is not None and (self.phases != before or self.count % self._log_every == 0):
+            self._log({**tracked_ranges(self.prepared), "phase": len(self.phases) - 1}, self.count)
 
     def state_dict(self) -> dict[str, Any]:
         """The number of steps done; JSON-ready."""

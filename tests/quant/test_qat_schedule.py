@@ -10,6 +10,7 @@ from quant.observers import FakeQuantizeBase
 from torch import Tensor, nn
 
 import quant
+from quant.qat import tracked_ranges
 from quant.qat.runner import TrainingRunner
 
 
@@ -85,6 +86,40 @@ def test_state_is_plain_and_goes_on() -> None:
         quant.QATSchedule(other, steps=30).load_state_dict(saved)
 
 
+def test_ranges_are_logged() -> None:
+    prepared, x = made()
+    seen: list[tuple[dict[str, float], int]] = []
+    schedule = quant.QATSchedule(prepared, steps=20, log=lambda values, step: seen.append((values, step)), log_every=5)
+    for _ in range(8):
+        prepared(x)
+        schedule.step()
+    assert [(step, values["phase"]) for values, step in seen] == [(1, 1), (5, 1)]
+    rows = {row.layer: row for row in quant.calibrate.ranges(prepared)}
+    schedule = quant.QATSchedule(prepared, steps=1, log=lambda values, step: seen.append((values, step)))
+    schedule.step()
+    values, _ = seen[-1]
+    for layer, row in rows.items():
+        assert (values[f"{layer}/low"], values[f"{layer}/high"]) == (row.chosen_low, row.chosen_high)
+    assert set(values) == {f"{layer}/{end}" for layer in rows for end in ("low", "high")} | {"phase"}
+
+
+def test_learned_ranges_are_logged() -> None:
+    learned = quant.QConfig(weight_observer="lsq", activation_observer="lsq")
+    x = torch.randn(8, 6)
+    model = nn.Sequential(nn.Linear(6, 4), nn.ReLU(), nn.Linear(4, 2))
+    prepared = quant.prepare_qat(model, x, quant.Recipe(default=learned)).train()
+    seen: list[dict[str, float]] = []
+    schedule = quant.QATSchedule(
+        prepared, steps=4, observe=1, log=lambda values, step: seen.append(values), log_every=1
+    )
+    assert tracked_ranges(prepared) == {}  # nothing has seen data
+    for _ in range(2):
+        prepared(x)
+        schedule.step()
+    assert seen[-1]["2.weight/high"] > 0 > seen[-1]["2.weight/low"]
+    assert seen[-1]["0/high"] > seen[-1]["0/low"]
+
+
 def test_bad_schedules_are_refused() -> None:
     prepared, _ = made()
     with pytest.raises(ValueError, match="steps is 0"):
@@ -93,6 +128,8 @@ def test_bad_schedules_are_refused() -> None:
         quant.QATSchedule(prepared, steps=10, observe=8)
     with pytest.raises(ValueError, match="got Linear"):
         quant.QATSchedule(nn.Linear(2, 2), steps=10)
+    with pytest.raises(ValueError, match="log_every is 0"):
+        quant.QATSchedule(prepared, steps=10, log=print, log_every=0)
 
 
 def test_distillation_is_hintons() -> None:
