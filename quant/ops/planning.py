@@ -260,9 +260,10 @@ class PlanCall:
 
 
 def fixed(name: str, value: Any) -> Any:
-    """`value`, a setting that must not contain an activation."""
-    if any(isinstance(leaf, Ref) for leaf in leaves(value)):
-        raise Unplanned(f"its {name} is computed at run time")
+    """`value`, a setting that must not contain an activation, nor a tensor of the model's among numbers."""
+    for leaf in leaves(value):
+        if isinstance(leaf, Ref) or (isinstance(leaf, Attr) and leaf is not value):
+            raise Unplanned(f"its {name} is computed at run time")
     return value
 
 

@@ -52,10 +52,9 @@ class SingleStep:
 def single_step(instruction: Instruction, root: nn.Module, origin: Origin | None, value: Value) -> SingleStep:
     """Prepare an instruction that runs by itself; `value` is what the program says of its value."""
     edges = [] if origin is None else origin.edges(instruction)
-    if not isinstance(instruction, (FloatCall, IntegerMove, Guard)):
-        args, kwargs = map(filler, instruction.arguments)
-        return SingleStep(instruction, edges, args, kwargs)
     args, kwargs = (filler(tree, lambda path: attribute(root, path)) for tree in instruction.arguments)
+    if not isinstance(instruction, (FloatCall, IntegerMove, Guard)):
+        return SingleStep(instruction, edges, args, kwargs)
     calls_module = not isinstance(instruction, Guard) and isinstance(instruction.callee, Submodule)
     if calls_module and holds_objects(instruction.arguments):
         args, kwargs = _settled(args), _settled(kwargs)

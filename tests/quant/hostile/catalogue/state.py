@@ -188,3 +188,20 @@ class ReplacedBuffer(TwoLayers):
     def forward(self, x: Tensor) -> Tensor:
         self._buffers["codes"] = x.detach()[:4] * 0.5
         return self.last(self.first(x + self.codes.mean(0)).relu())
+
+
+def wave(batch: int, length: int, index: int) -> Inputs:
+    return (uniform(batch, 4, 16 + length),)
+
+
+@case("widths of a padding are buffers, as EnCodec's", wave)
+class PadByBuffers(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Conv1d(4, 8, 3), nn.Conv1d(8, 4, 3)
+        self.register_buffer("left", torch.tensor(2))
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.first(x).relu()
+        out: Tensor = self.last(nn.functional.pad(y, (self.left, self.left + y.shape[-1] % 4)))
+        return out
