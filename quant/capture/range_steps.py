@@ -1,13 +1,15 @@
 """The steps by which a forward's code may count to a size, where nothing notices it.
 
-`range(0, n, 4)`, `range(n)[::4]`, `np.arange(0, n, 4)`, and `if i % 4 == 0` in a loop over `range(n)`, take the same
-places for all sizes within a step: another recording shows them only where its sizes are further away than the step.
+`range(0, n, 4)`, `range(n)[::4]`, `np.arange(0, n, 4)`, and `if i % 4 == 0` or `if i == 4` in a loop over `range(n)`,
+take the same places for all sizes within a step: another recording shows them only where its sizes are further away
+than the step. With a local that is no constant the step may be any, so that the sizes are held.
 """
 
 from __future__ import annotations
 
 import dis
 import functools
+import itertools
 import math
 import types
 from collections.abc import Callable, Iterator
@@ -41,7 +43,8 @@ def largest_step(module: nn.Module, forward: Callable[..., Any]) -> float:
         counted = [step for code in codes for step in _counted(code)]
         steps += [_value(step, module, UNKNOWN) for step in counted]
         if counted:
-            steps += [_value(stride, module, 1) for code in codes for stride in _strides(code)]
+            strides = [stride for code in codes for stride in _strides(code)]
+            steps += [UNKNOWN if stride is None else _value(stride, module, 1) for stride in strides]
     return max(steps, default=0)
 
 
@@ -120,15 +123,67 @@ def _as_step(instructions: list[dis.Instruction]) -> Step:
 
 @functools.lru_cache(maxsize=4096)
 def _strides(code: types.CodeType) -> tuple[Step, ...]:
-    """The strides of slices `[::k]`, and the k of remainders `% k`, that are constants or attributes of the module."""
+    """The strides of slices `[::k]`, the k of remainders `% k`, and the k that a loop's variable is compared with.
+
+    Of a constant in a comparison one more, which `>` needs. None where the loop's variable meets a local that is no
+    constant; other values that are computed are left out, since those of sizes are noted.
+    """
     instructions = list(dis.get_instructions(code))
-    strides = []
+    looped, constants = _looped(instructions), _constants(instructions)
+    strides: list[Step] = []
     for place, one in enumerate(instructions):
-        if (one.opname, one.argrepr) in PERCENT or (one.opname == "BUILD_SLICE" and one.arg == 3):
-            begin = place - 1
-            while begin > 0 and instructions[begin].opname == "LOAD_ATTR":
-                begin -= 1
-            strides.append(_as_step(instructions[begin:place]))
-        elif one.opname == "LOAD_CONST" and isinstance(one.argval, slice):  # of Python 3.14
+        if one.opname == "LOAD_CONST" and isinstance(one.argval, slice):  # of Python 3.14
             strides.append(one.argval.step)
-    return tuple(stride for stride in strides if isinstance(stride, (int, tuple)))
+            continue
+        is_remainder, is_slice = (one.opname, one.argrepr) in PERCENT, one.opname == "BUILD_SLICE" and one.arg == 3
+        if not is_remainder and not is_slice and one.opname != "COMPARE_OP":
+            continue
+        begin = place - 1
+        while begin > 0 and instructions[begin].opname == "LOAD_ATTR":
+            begin -= 1
+        stride = _as_step(instructions[begin:place])
+        if not is_slice:
+            left, right = _locals_before(instructions, place, begin)
+            stride = constants.get(right, None) if stride is None and right else stride
+            if left not in looped:
+                stride = stride if is_remainder else 0
+            elif right and stride is None:
+                strides.append(None)
+            elif not is_remainder and isinstance(stride, int):
+                stride = abs(stride) + 1
+        strides += [stride] if isinstance(stride, (int, tuple)) else []
+    return tuple(strides)
+
+
+def _looped(instructions: list[dis.Instruction]) -> set[str]:
+    """The locals that are the variable of a loop."""
+    pairs = itertools.pairwise(instructions)
+    return {_names(store)[0] for one, store in pairs if one.opname == "FOR_ITER" and _stores(store)}
+
+
+def _constants(instructions: list[dis.Instruction]) -> dict[str, int]:
+    """The locals that are one int and nothing else."""
+    stored: dict[str, list[Any]] = {}
+    for before, one in itertools.pairwise(instructions):
+        if _stores(one):
+            stored.setdefault(_names(one)[0], []).append(before.argval if before.opname in CONSTANTS else None)
+    return {name: given[0] for name, given in stored.items() if len(given) == 1 and isinstance(given[0], int)}
+
+
+def _locals_before(instructions: list[dis.Instruction], place: int, begin: int) -> tuple[str, str]:
+    """The locals that are the operands of an instruction, '' for other operands; `begin` of the right one."""
+    right = instructions[begin]
+    if right.opname.startswith(LOCALS) and len(_names(right)) == 2 and begin == place - 1:  # of Python 3.13
+        return _names(right)[0], _names(right)[1]
+    left = instructions[begin - 1] if begin else right
+    names = [_names(one)[-1] if one.opname.startswith(LOCALS) else "" for one in (left, right)]
+    return names[0], names[1] if begin == place - 1 else ""
+
+
+def _stores(one: dis.Instruction) -> bool:
+    return one.opname.startswith("STORE_FAST")
+
+
+def _names(one: dis.Instruction) -> tuple[str, ...]:
+    """The locals of an instruction, two in some of Python 3.13."""
+    return one.argval if isinstance(one.argval, tuple) else (str(one.argval),)

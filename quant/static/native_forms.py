@@ -17,7 +17,7 @@ from typing import Any, TypeAlias
 import torch
 from torch import nn
 
-from quant.graph import Graph, Node
+from quant.graph import Graph, Node, written_arguments, written_origin
 from quant.kernels import plan_check
 from quant.kernels.plan_sizes import dimensions_in
 from quant.kernels.reference_ops import OPS
@@ -60,7 +60,7 @@ from quant.runtime.layers.quant_module import QuantModule
 from quant.runtime.layers.weighted import StaticLayer
 from quant.runtime.module_call import ModuleCall
 from quant.runtime.names import has_submodule, submodule
-from quant.runtime.trees import Attr, Ref, leaves, map_leaves
+from quant.runtime.trees import Attr, Ref, map_leaves
 from quant.static.assembly import Assembled
 
 Piece: TypeAlias = "Line | LayerCall | ModuleCall"
@@ -116,6 +116,8 @@ class Planner:
         self.graph, self.root, self.layer = graph, root, layer
         self.symbols: dict[int, Symbol] = {}
         self._written = views_written_to(graph)
+        writing = (node for node in graph.nodes if node.writes)
+        self._changed = [written_origin(graph, one) for node in writing for one in written_arguments(node)]
         self.kept_tuples: set[int] = set()
         self._read_shape = False
 
@@ -240,7 +242,7 @@ class Planner:
         owner, _, name = value.path.rpartition(".")
         if not has_submodule(self.root, owner) or not is_constant(submodule(self.root, owner), name):
             raise Unplanned("it reads what is no float32 parameter or buffer")
-        if any(node.writes and value in leaves((node.args, node.kwargs)) for node in self.graph.nodes):
+        if value in self._changed:
             raise Unplanned("it reads what the forward writes")
         return value
 

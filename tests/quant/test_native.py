@@ -15,6 +15,7 @@ import torch.nn.functional as F
 from quant.kernels import dispatch, ops
 from quant.kernels.backends.compiled import CompiledBackend
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
 import quant
 from quant.runtime.programs import RESERVED
@@ -281,3 +282,24 @@ def test_backends_that_take_turns_keep_one_text_each() -> None:
     del model
     gc.collect()
     assert torch.ops.octet_native.text_count() <= before
+
+
+@pytest.mark.skipif(not dispatch.current().plans, reason="without the compiled kernels there are no texts")
+def test_a_text_that_is_dropped_is_heard_by_no_mode() -> None:
+    """Recordings listen by function modes, and a collector may drop a model's texts while one runs."""
+
+    class Listening(TorchFunctionMode):
+        def __init__(self) -> None:
+            super().__init__()
+            self.heard: list[object] = []
+
+        def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            self.heard.append(func)
+            return func(*args, **(kwargs or {}))
+
+    q = quant.quantize_static(nn.Sequential(nn.Linear(8, 8)).eval(), [torch.randn(8, 8)], progress=False)
+    q(torch.randn(2, 8))
+    with Listening() as listening:
+        del q
+        gc.collect()
+    assert listening.heard == []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from typing import Any
 
@@ -10,6 +11,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+import quant
 from quant.capture.range_steps import UNKNOWN, largest_step
 
 
@@ -54,6 +56,33 @@ class Counts(nn.Module):
         step = self.window * 2
         return list(range(0, x.shape[0], step))
 
+    def compared(self, x: Tensor) -> Any:
+        for i in range(x.shape[0]):
+            if i == 40 or x.shape[1] > 70:
+                x = x + 1
+        return x
+
+    def own(self, x: Tensor) -> Any:
+        for i in range(x.shape[0]):
+            if i > self.settings.window:
+                x = x + 1
+        return x
+
+    def named(self, x: Tensor) -> Any:
+        every, n = 20, x.shape[0]
+        count = 30
+        for i in range(n):
+            if i % count == every:
+                x = x + 1
+        return x
+
+    def by_a_local(self, x: Tensor) -> Any:
+        every = int("20")
+        for i in range(x.shape[0]):
+            if i % every == 0:
+                x = x + 1
+        return x
+
     def inside(self, x: Tensor) -> Any:
         def parts() -> Any:
             return [x[i] for i in range(0, x.shape[0], 5)]
@@ -63,13 +92,48 @@ class Counts(nn.Module):
     def by_helper(self, x: Tensor) -> Any:
         return self.constant(x)
 
+    def up_to_a_local(self, x: Tensor) -> Any:
+        last = int("20")
+        for i in range(x.shape[0]):
+            if i >= last:
+                x = x + 1
+        return x
+
 
 @pytest.mark.parametrize(
     ("forward", "step"),
     [(Counts.none, 0), (Counts.ones, 1), (Counts.slices, 3), (Counts.remainders, 9), (Counts.numpy, 4),
      (Counts.backwards, 6), (Counts.constant, 12), (Counts.attribute, 7), (Counts.deeper, 9),
-     (Counts.computed, UNKNOWN), (Counts.inside, 5), (Counts.by_helper, 12)],
+     (Counts.computed, UNKNOWN), (Counts.inside, 5), (Counts.by_helper, 12), (Counts.compared, 41), (Counts.own, 9),
+     (Counts.named, 30), (Counts.by_a_local, UNKNOWN), (Counts.up_to_a_local, UNKNOWN)],
     ids=lambda value: getattr(value, "__name__", str(value)),
 )  # fmt: skip
 def test_the_largest_step_by_which_code_counts_to_a_size(forward: Callable[..., Any], step: float) -> None:
     assert largest_step(Counts(), forward) == step
+
+
+class Halves(nn.Module):
+    """Counts to a length, and computes something at places that are seldom, or further than any recording goes."""
+
+    def __init__(self, *, up_to: bool) -> None:
+        super().__init__()
+        self.first, self.last, self.up_to = nn.Linear(8, 8), nn.Linear(8, 8), up_to
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.first(x).sum(1)
+        far = int("20") * (7 if self.up_to else 1)
+        for i in range(x.shape[1]):
+            if i == far if self.up_to else i % far == far - 1:
+                y = y * 0.5
+        return self.last(y)  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize("up_to", [True, False])
+def test_what_only_a_longer_loop_computes_is_computed(up_to: bool) -> None:
+    torch.manual_seed(0)
+    model = Halves(up_to=up_to).eval()
+    prepared = quant.prepare(model, torch.randn(4, 5, 8))
+    for length in (19, 21, 41, 141, 300):
+        x = torch.randn(4, length, 8)
+        with torch.no_grad():
+            torch.testing.assert_close(copy.deepcopy(prepared)(x), model(x))

@@ -65,3 +65,29 @@ def test_a_write_to_another_layers_value_keeps_nothing_from_being_folded() -> No
     q = quant.quantize_static(BranchesInPlace().eval(), [(torch.randn(6, 8),) for _ in range(16)], progress=False)
     assert "octet.lookup" not in str(q.program)
     assert str(q.program).count("= layer") == 3
+
+
+class Decays(nn.Module):
+    """A buffer that each call changes, by a way that torch's version counters do not note."""
+
+    def __init__(self, *, noted: bool) -> None:
+        super().__init__()
+        self.first, self.last, self.noted = nn.Linear(8, 8), nn.Linear(8, 4), noted
+        self.register_buffer("gain", torch.ones(8))
+
+    def forward(self, x: Tensor) -> Tensor:
+        (self.gain if self.noted else self.gain.data).mul_(0.8)
+        return self.last(self.first(x) * self.gain)  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize("noted", [True, False])
+def test_a_buffer_that_calls_change_is_read_anew_in_each(noted: bool) -> None:
+    torch.manual_seed(0)
+    model = Decays(noted=noted).eval()
+    q = quant.quantize_static(model, [torch.randn(16, 8) for _ in range(8)], progress=False)
+    x = torch.randn(16, 8)
+    for _ in range(6):
+        with torch.no_grad():
+            found, expected = q(x), model(x)
+        assert float((found - expected).norm() / expected.norm()) < 0.1
+    assert torch.equal(q.gain, model.gain)
