@@ -194,6 +194,10 @@ runner: ## octet-run and liboctet, which run saved models without torch and Pyth
 	@$(say) "building the runner"
 	@$(PYTHON) kernels/runner/build.py --out build $(foreach one,$(FOR),--for $(one)) $(ARGS)
 
+runner-wasm: ## octet-run for node, and liboctet.a for programs in WebAssembly; needs Emscripten (Debian: apt install emscripten)
+	@$(say) "building the runner for WebAssembly"
+	@$(PYTHON) kernels/runner/build.py --cxx em++ --arch wasm32 --threads none --out build/wasm $(ARGS)
+
 fuzz-runner: build ## Altered files into the runner, under AddressSanitizer: ARGS='--count 100000' (compiles for minutes)
 	@$(in_venv) python tests/quant/fuzz_runner.py $(ARGS)
 

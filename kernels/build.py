@@ -265,8 +265,9 @@ def build(target: Target, *, core: Path | None = None, jobs: int | None = None) 
     Raises:
         BuildError: the output cannot be written, or a file did not compile or link; the message quotes the compiler.
     """
+    stamp = fingerprint(target)  # before: a file that is edited meanwhile may or may not be in what is compiled
     [output] = build_each([target], core=core, jobs=jobs)
-    output.with_suffix(".stamp").write_text(fingerprint(target))
+    output.with_suffix(".stamp").write_text(stamp)
     return output
 
 
@@ -279,6 +280,7 @@ def build_each(targets: Sequence[Target], *, core: Path | None = None, jobs: int
     cxx, arch = targets[0].cxx, targets[0].arch
     for target in targets:
         _check_writable(target.output)
+    core_stamp = core_fingerprint(cxx, arch)
     with tempfile.TemporaryDirectory(prefix="octet-build-") as name:
         folder = Path(name)
         of_torch = [
@@ -288,7 +290,7 @@ def build_each(targets: Sequence[Target], *, core: Path | None = None, jobs: int
         wanted = [path for path in core_sources(arch) if core is not None or path.name != STANDALONE]
         of_core = _compile_all(cxx, wanted, folder / "core", None, jobs)
         if core is not None:
-            _archive(of_core.values(), core, core_fingerprint(cxx, arch))
+            _archive(of_core.values(), core, core_stamp)
         objects = [compiled for source, compiled in of_core.items() if source.name != STANDALONE]
         for target, own in zip(targets, of_torch, strict=True):
             # Beside the output, so that the rename that publishes it is atomic.
@@ -305,9 +307,10 @@ def build_core(cxx: str, arch: str, output: Path, *, jobs: int | None = None) ->
         BuildError: as `build`.
     """
     _check_writable(output)
+    stamp = core_fingerprint(cxx, arch)
     with tempfile.TemporaryDirectory(prefix="octet-core-") as folder:
         compiled = _compile_all(cxx, core_sources(arch), Path(folder), None, jobs)
-        _archive(compiled.values(), output, core_fingerprint(cxx, arch))
+        _archive(compiled.values(), output, stamp)
     return output
 
 

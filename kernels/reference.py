@@ -34,9 +34,11 @@ def quantize(x: Tensor, scale: float, zero_point: int) -> Tensor:
 
     Raises:
         TypeError: x is of another dtype.
+        ValueError: zero_point is no uint8.
     """
     if x.dtype != torch.float32:
         raise TypeError(f"input is {x.dtype}, expected torch.float32")
+    check_bytes(zero_point=zero_point)
     inverse = 1.0 / torch.tensor(scale, dtype=torch.float32)
     q = torch.round(constants(x, "quantize") * inverse)
     q = torch.where(torch.isnan(q), torch.zeros_like(q), q) + zero_point
@@ -45,6 +47,7 @@ def quantize(x: Tensor, scale: float, zero_point: int) -> Tensor:
 
 def dequantize(q: Tensor, scale: float, zero_point: int) -> Tensor:
     """uint8 -> float32 of the same shape, contiguous (equation 1)."""
+    check_bytes(zero_point=zero_point)
     plain = q.contiguous().to(torch.int32)
     return (plain - zero_point).to(torch.float32) * torch.tensor(scale, dtype=torch.float32)
 
@@ -61,6 +64,7 @@ def requantize(sums: Tensor, multiplier: Tensor, zero_point: int, quant_min: int
     Returns:
         uint8, shape of sums. Rounds half to even, as FBGEMM's nearbyint does.
     """
+    check_bytes(zero_point=zero_point, quant_min=quant_min, quant_max=quant_max)
     q = torch.round(sums.to(torch.float32) * multiplier) + float(zero_point)
     return q.clamp(quant_min, quant_max).to(torch.uint8)
 
@@ -80,6 +84,7 @@ def linear_u8s8_s32(
         int32, (..., N).
     """
     check_linear(q_x, q_weight, torch.uint8)
+    check_bytes(zero_point=zero_point)
     q_weight = narrow.as_bytes(q_weight)
     sums = product(_rows(q_x), q_weight) - zero_point * _row_sums(q_weight)
     if q_bias is not None:
@@ -115,6 +120,13 @@ def linear_u8s8_u8(
     """`linear_u8s8_s32` requantised with s_x * s_w / s_y (float32 (N,)): uint8 (..., N)."""
     sums = linear_u8s8_s32(q_x, zero_point, q_weight, q_bias, product=product)
     return requantize(sums, multiplier, output_zero_point, quant_min, quant_max)
+
+
+def check_bytes(**numbers: int) -> None:
+    """Zero points and bounds of uint8 values, by their names, or a ValueError."""
+    for name, number in numbers.items():
+        if not 0 <= number <= 255:
+            raise ValueError(f"{name} is {number}, expected 0 to 255")
 
 
 def _rows(x: Tensor) -> Tensor:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 
 import torch
 import torch.nn.functional as F
-from quant.kernels.reference import requantize
+from quant.kernels.reference import check_bytes, requantize
 from torch import Tensor
 
 _CONV: dict[int, Callable[..., Tensor]] = {1: F.conv1d, 2: F.conv2d, 3: F.conv3d}
@@ -43,6 +43,7 @@ def conv_u8s8_s32(
         TypeError, ValueError: as `check_conv`.
     """
     check_conv(q_x, q_weight, stride, padding, dilation, groups)
+    check_bytes(zero_point=zero_point)
     conv = _CONV[q_weight.dim() - 2]
     sums = conv(_centred(q_x, zero_point), q_weight.to(torch.float64), None, stride, padding, dilation, groups)
     return _add_bias(sums, q_bias)
@@ -60,6 +61,7 @@ def conv_transpose_u8s8_s32(
     output_padding: Sequence[int],
 ) -> Tensor:
     """Exact sums of a transposed convolution; as `conv_u8s8_s32`, with q_weight (C, out / groups, kernel...)."""
+    check_bytes(zero_point=zero_point)
     conv = _TRANSPOSED[q_weight.dim() - 2]
     x, weight = _centred(q_x, zero_point), q_weight.to(torch.float64)
     return _add_bias(conv(x, weight, None, stride, padding, output_padding, groups, dilation), q_bias)

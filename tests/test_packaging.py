@@ -276,6 +276,27 @@ def test_a_wheel_takes_the_checkouts_extension_where_it_is_current(fake_compiler
         assert archive.read(EXTENSION) == b"the checkout's"
 
 
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["kernels/build.py"],
+        ["kernels/build.py", "--core-only", "--core", "core.a"],
+        ["kernels/runner/build.py", "--out", "runner"],
+    ],
+    ids=["extension", "core", "runner"],
+)
+def test_a_source_that_is_edited_during_a_build_is_compiled_again(
+    fake_compiler: Path, tmp_path: Path, command: list[str]
+) -> None:
+    sources, editing = copy_sources(tmp_path / "sources"), tmp_path / "editing-cxx"
+    edited = sources / "kernels" / "csrc" / "core" / "cpu" / "isa.cpp"
+    editing.write_text(f'#!/bin/sh\n[ "$1" = --version ] || echo "// edited" >> {edited}\nexec {fake_compiler} "$@"\n')
+    editing.chmod(editing.stat().st_mode | stat.S_IXUSR)
+    assert "compiling" in run(sys.executable, *command, "--cxx", str(editing), cwd=sources)
+    assert "compiling" in run(sys.executable, *command, "--cxx", str(fake_compiler), cwd=sources)
+    assert "up to date" in run(sys.executable, *command, "--cxx", str(fake_compiler), cwd=sources)
+
+
 def test_an_outdated_extension_of_the_checkout_is_not_in_the_wheel(tmp_path: Path) -> None:
     sources = copy_sources(tmp_path / "sources")
     (sources / "kernels" / "_octet.so").write_text("of last year")

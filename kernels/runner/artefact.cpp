@@ -160,8 +160,9 @@ Artefact read_checked(const uint8_t* bytes, size_t size) {
   for (size_t i = 0; i < sizeof length; ++i) length |= static_cast<uint64_t>(bytes[i]) << 8 * i;
   if (length < 2 || length > size - sizeof length) fail("it is no safetensors file, or it was cut");
   const char* const text = reinterpret_cast<const char*>(bytes) + sizeof length;
-  const Json header = Json::parse({text, length});
-  const Tensors tensors = read_tensors(header, {text + length, size - sizeof length - length});
+  const auto header_size = static_cast<size_t>(length);
+  const Json header = Json::parse({text, header_size});
+  const Tensors tensors = read_tensors(header, {text + header_size, size - sizeof length - header_size});
   const Json document = read_document(header);
 
   Artefact artefact{document.at("plan").string("plan"), {}, {}, {}, {}};

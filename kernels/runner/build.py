@@ -13,6 +13,7 @@ import os
 import re
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
@@ -29,6 +30,11 @@ else:  # by its path: its package may not be installed
 
 LIBRARY = ("artefact.cpp", "crc32.cpp", "file_bytes.cpp", "json.cpp", "model.cpp", "octet.cpp", "thread_limit.cpp")
 PROGRAM = ("npy.cpp", "octet_run.cpp")
+
+WASM = "wasm32"
+"""The architecture of WebAssembly, for em++."""
+OF_ARCH = {WASM: ["-fwasm-exceptions", "-msimd128"]}
+"""Architecture -> flags for compiling and linking, where it needs some."""
 
 THREADS = {"openmp": ["-fopenmp"], "pool": ["-DOCTET_POOL", "-pthread"], "none": []}
 """Kind of threads -> flags for compiling and linking."""
@@ -56,7 +62,8 @@ class Settings:
 
     Attributes:
         cxx: the compiler; arch: what it compiles for.
-        out: the folder for liboctet.so, liboctet.a, octet.h and octet-run.
+        out: the folder for liboctet.so, liboctet.a, octet.h and octet-run. For WebAssembly there is no liboctet.so, and
+            octet-run is octet-run.js and octet-run.wasm.
         threads: a key of THREADS.
         flags: further ones for all files and for linking, as for a sanitizer.
         is_static: whether octet-run has the C and C++ libraries inside.
@@ -151,8 +158,9 @@ def flags_of(source: Path, threads: str, arch: str) -> list[str]:
     """The compiler flags of a file of the core or of the runner."""
     include = ["-iquote", str(HERE), "-iquote", str(kernels_build.SOURCES)]
     if source.parent == HERE:
-        return [*OWN_FLAGS, *([FAST[source.name]] if source.name in FAST else []), *THREADS[threads], *include]
-    flags = kernels_build.flags_of(source)
+        fast = [FAST[source.name]] if source.name in FAST else []
+        return [*OWN_FLAGS, *fast, *THREADS[threads], *OF_ARCH.get(arch, []), *include]
+    flags = [*kernels_build.flags_of(source), *OF_ARCH.get(arch, [])]
     family = source.parent.name if kernels_build.set_of(source) is None else source.stem.partition("_")[0]
     # Portable kernels are the fallback on x86-64, and those of NEON on aarch64.
     if arch == "x86_64" and source.stem.endswith("_portable"):
@@ -167,22 +175,27 @@ def flags_of(source: Path, threads: str, arch: str) -> list[str]:
 
 
 def build(settings: Settings, jobs: int | None = None) -> Path:
-    """Compile and link; returns the path of octet-run.
+    """Compile and link; returns the path of octet-run, or of octet-run.js.
 
     Raises:
         kernels_build.BuildError: something did not compile or link; the message quotes the compiler.
     """
     settings.out.mkdir(parents=True, exist_ok=True)
+    stamp = fingerprint(settings)
     core = core_sources(settings.arch) if settings.core is None else []
     own, program = [HERE / name for name in LIBRARY], [HERE / name for name in PROGRAM]
     objects = _compile_all(settings, [*core, *own, *program], jobs)
     library = [*(objects[path] for path in (*core, *own)), *([settings.core] if settings.core else [])]
     library = link(settings, library, [objects[path] for path in program], jobs)
     if settings.core is None:
-        _archive(library, settings.out / "liboctet.a")
+        _archive(library, settings.out / "liboctet.a", "emar" if settings.arch == WASM else "ar")
     (settings.out / "octet.h").write_bytes((HERE / "octet.h").read_bytes())
-    _stamp(settings.out).write_text(fingerprint(settings))
-    return settings.out / "octet-run"
+    _stamp(settings.out).write_text(stamp)
+    return settings.out / _program(settings)
+
+
+def _program(settings: Settings) -> str:
+    return "octet-run.js" if settings.arch == WASM else "octet-run"
 
 
 def _selected(settings: Settings, library: list[Path], jobs: int | None) -> list[Path]:
@@ -202,7 +215,7 @@ WHOLE = "liboctet-whole.so"
 
 
 def link(settings: Settings, library: list[Path], program: list[Path], jobs: int | None = None) -> list[Path]:
-    """Link liboctet.so and octet-run.
+    """Link liboctet.so and octet-run; for WebAssembly octet-run alone.
 
     Args:
         library: objects of the library; program: those of octet-run alone.
@@ -210,6 +223,9 @@ def link(settings: Settings, library: list[Path], program: list[Path], jobs: int
     Returns:
         the objects that are in the library, of a selection others than those given.
     """
+    if settings.arch == WASM:
+        _link_wasm(settings, [*program, *library])
+        return library
     if settings.selection is not None:
         library = _selected(settings, library, jobs)
     _link(settings, library, "liboctet.so", ["-shared", f"-Wl,--version-script={HERE / 'exports.map'}"])
@@ -262,9 +278,18 @@ def _link(settings: Settings, parts: Iterable[Path], name: str, kind: list[str])
     os.replace(whole, settings.out / name)
 
 
-def _archive(objects: Iterable[Path], output: Path) -> None:
+def _link_wasm(settings: Settings, parts: Iterable[Path]) -> None:
+    # Two files, of which the first names the second. Files are those of the machine, as node sees them.
+    flags = [*OF_ARCH[WASM], *settings.flags, "-O2", "-sNODERAWFS=1", "-sENVIRONMENT=node", "-sALLOW_MEMORY_GROWTH=1"]
+    with tempfile.TemporaryDirectory(dir=settings.out) as folder:
+        _run([settings.cxx, *map(str, parts), *flags, "-o", f"{folder}/octet-run.js"])
+        for name in ("octet-run.wasm", "octet-run.js"):
+            os.replace(Path(folder, name), settings.out / name)
+
+
+def _archive(objects: Iterable[Path], output: Path, archiver: str = "ar") -> None:
     whole = output.with_name(f".{output.name}.{os.getpid()}")
-    _run([os.environ.get("AR", "ar"), "rcs", str(whole), *map(str, objects)])
+    _run([os.environ.get("AR", archiver), "rcs", str(whole), *map(str, objects)])
     os.replace(whole, output)
 
 
@@ -301,7 +326,7 @@ def main(arguments: list[str] | None = None) -> int:
     """The command line; returns the exit status."""
     parser = argparse.ArgumentParser(prog="make runner", description="Compile liboctet and octet-run, without torch.")
     parser.add_argument("--cxx", help="C++ compiler (default: $CXX, g++, clang++)")
-    parser.add_argument("--arch", help="x86_64 or aarch64 (default: this machine's)")
+    parser.add_argument("--arch", help="x86_64, aarch64, or wasm32 with --cxx em++ (default: this machine's)")
     parser.add_argument("--out", type=Path, default=Path("build"), help="folder for the library and the program")
     parser.add_argument("--threads", choices=THREADS, default="openmp", help="what shares work among threads")
     parser.add_argument("--static", action="store_true", help="octet-run with the C and C++ libraries inside")
@@ -333,12 +358,14 @@ def main(arguments: list[str] | None = None) -> int:
         selection = selection_of(options.files, options.isa, arch) if options.files else None
         if options.isa and selection is None:
             raise BadFile("--isa goes with --for FILE")
+        if arch == WASM and (selection is not None or options.threads != "none"):
+            raise BadFile("--arch wasm32 goes with --threads none, and without --for")
         settings = Settings(cxx, arch, options.out, options.threads, is_static=options.static, selection=selection)
         if options.fuzz:
             print(f"built {build_fuzz(settings)}")
             return 0
         if is_current(settings):
-            print(f"the runner is up to date: {options.out / 'octet-run'}")
+            print(f"the runner is up to date: {options.out / _program(settings)}")
             return 0
         print(
             f"compiling {len(core_sources(arch)) + len(LIBRARY + PROGRAM)} files for {arch} with {cxx} (a minute) ..."
@@ -347,7 +374,7 @@ def main(arguments: list[str] | None = None) -> int:
     except (kernels_build.BuildError, BadFile) as error:
         print(f"make runner: {error}", file=sys.stderr)
         return 1
-    for name in ("octet-run", "liboctet.so"):
+    for name in ("octet-run.js", "octet-run.wasm") if arch == WASM else ("octet-run", "liboctet.so"):
         print(f"built {options.out / name}: {_megabytes(options.out / name)}")
     if selection is not None:
         whole, here = (options.out / WHOLE).stat().st_size, (options.out / "liboctet.so").stat().st_size

@@ -3,6 +3,8 @@
 #include <charconv>
 #include <stdexcept>
 
+#include "core/plan/text.h"
+
 namespace octet {
 
 // A reader of one text. Names that occur twice are refused: another reader might take the other one.
@@ -158,9 +160,7 @@ class JsonReader {
     value.kind_ = Json::Kind::kInteger;
     if (error == std::errc() && end == at_ && !word.empty()) return;
     // A number that is no integer, whose value nobody asks for.
-    double number = 0;
-    const auto [real_end, real_error] = std::from_chars(begin, at_, number);
-    if (word.empty() || real_error != std::errc() || real_end != at_) fail("'" + std::string(word.substr(0, 40)) + "' is no value");
+    if (!read_real(word)) fail("'" + std::string(word.substr(0, 40)) + "' is no value");
     value.kind_ = Json::Kind::kReal;
   }
 

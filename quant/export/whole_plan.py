@@ -87,7 +87,8 @@ def whole_plan(model: nn.Module, example_inputs: Any = None) -> WholePlan:
     runner = runner_of(model, example_inputs)
     region = _only_region(runner.program, type(model).__name__)
     outputs = dict(_named_outputs(runner.program.output, runner.program, type(model).__name__))
-    text = region.text(runner)
+    with torch.no_grad():  # where gradients may be wanted, no plan stands for parameters that want one
+        text = region.text(runner)
     if text is None:
         raise ExportError(f"{type(model).__name__}: {_changed(model)}; export the model as quant.convert returned it")
     inputs = [index for index in runner.program.inputs if index in region.inputs]
@@ -224,17 +225,22 @@ def _only_region(program: Program, kind: str) -> Region:
 
 
 def _outside(schedule: Schedule, program: Program) -> Iterator[str]:
-    """Each step outside of the native calls, with its reason."""
+    """Each step outside of the native calls, with its reason; what computes real numbers before what counts sizes."""
 
     def described(one: Instruction) -> str:
-        reason = schedule.reasons.get(one.step or one.kind) or "computed by torch in float"
-        return f"'{one.step or program.values[one.out].name}' ({reason})"
+        value = program.values[one.out]
+        kind = "float" if value.dtype is torch.float32 else str(value.dtype).removeprefix("torch.")
+        by_torch = "no tensor" if value.dtype is None else f"computed by torch in {kind}"
+        return f"'{one.step or value.name}' ({schedule.reasons.get(one.step or one.kind) or by_torch})"
 
+    def computes(one: Instruction) -> int:
+        dtype = program.values[one.out].dtype
+        return 0 if dtype is torch.float32 else 2 if dtype is None else 1
+
+    outside: list[Instruction] = []
     for step in schedule.steps:
-        if isinstance(step, Instruction):
-            yield described(step)
-        else:
-            yield from (f"{described(one)}, which is no tensor" for one in step.tail)
+        outside += [step] if isinstance(step, Instruction) else step.tail
+    yield from map(described, sorted(outside, key=computes))
 
 
 def _named_outputs(output: Any, program: Program, kind: str) -> Iterator[tuple[str, int]]:

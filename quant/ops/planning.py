@@ -153,6 +153,9 @@ class Values(Protocol):
     def indices(self, value: Ref) -> Register:
         """A tensor of int64; raises Unplanned for anything else."""
 
+    def holds_bytes(self, value: Ref) -> bool:
+        """Whether it is a tensor of numbers from 0 to 255 or of booleans, in the user's own calls."""
+
     def constant(self, value: Attr) -> Attr:
         """A float32 parameter or buffer that no call of the graph writes to; raises Unplanned for anything else."""
 

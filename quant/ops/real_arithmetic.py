@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from quant.kernels.reference_plan import Register
-from quant.ops.planning import BEFORE, Lines, PlanCall, Unplanned
+from quant.ops.planning import BEFORE, Lines, PlanCall, Unplanned, before
 from quant.ops.registry import plans_reals
 from quant.runtime.trees import Attr
 
@@ -58,6 +58,27 @@ plans_reals(operator.add, torch.add, "add")(SUM.lines)
 plans_reals(operator.sub, torch.sub, "sub")(DIFFERENCE.lines)
 plans_reals(operator.mul, torch.mul, torch.multiply, "mul")(PRODUCT.lines)
 plans_reals(operator.truediv, torch.div, "div")(QUOTIENT.lines)
+
+
+@plans_reals(torch.addcmul, exact=False)
+def sum_with_product(call: PlanCall) -> Lines:
+    """`torch.addcmul` without a factor; parameters and buffers may be among its operands, but not be both factors."""
+    if len(call.args) + len(call.kwargs) != 3:
+        raise Unplanned("it is computed in float")
+    operands = [call.real(place, name) for place, name in enumerate(("input", "tensor1", "tensor2"))]
+    constants: Lines = [("constant", {"value": one}) for one in operands if isinstance(one, Attr)]
+    if all(isinstance(one, Attr) for one in operands[1:]):
+        raise Unplanned("it is computed of parameters alone")
+    added, *factors = _placed(operands, len(constants))
+    after = before(-added.index + 1) if added.index < 0 else added
+    product = ("binary_f32", {"a": factors[0], "b": factors[1], "by": "mul"})
+    return [*constants, product, ("add_f32", {"a": after, "b": BEFORE})]
+
+
+def _placed(operands: list[Register | Attr], constants: int) -> list[Register]:
+    """Operands of the line behind the constants' lines, which stand in their order."""
+    places = iter(range(constants, 0, -1))
+    return [before(next(places)) if isinstance(one, Attr) else one for one in operands]
 
 
 def _with_number(x: Register | Attr, by: str, number: float) -> Lines:

@@ -14,7 +14,9 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from quant.ops.planning import BEFORE, Lines, PlanCall, Unplanned, integer
+from quant.kernels.plan_sizes import Arithmetic
+from quant.kernels.reference_plan import Register
+from quant.ops.planning import BEFORE, Lines, PlanCall, Unplanned, before, integer
 from quant.ops.registry import Target, plans_reals
 from quant.runtime.module_calls import FunctionCall
 
@@ -57,6 +59,38 @@ def function_layer(call: PlanCall) -> FunctionCall:
     if call.module is None or len(call.args) != 1 or call.kwargs or not planned.holds(call.module):
         raise Unplanned("it is computed in float")
     return planned
+
+
+@plans_reals(F.glu, exact=False)
+def gated(call: PlanCall) -> Lines:
+    """The first half along a dimension times the sigmoid of the second."""
+    x, dim = call.tensor(), integer("dim", call.setting(1, "dim", -1))
+    rank = len(call.values.shape(x))
+    dim %= rank
+    # Not two parts of a chunk: of three values they are two and one, which a product broadcasts.
+    sizes = [Register(x.index, place) for place in range(rank)]
+    halves = (*sizes[:dim], 2, Arithmetic("//", sizes[dim], 2), *sizes[dim + 1 :])
+    return [
+        ("reshape", {"x": x, "shape": halves}),
+        ("select", {"x": BEFORE, "dim": dim, "index": 1}),
+        ("unary_f32", {"x": BEFORE, "by": "sigmoid"}),
+        ("select", {"x": before(3), "dim": dim, "index": 0}),
+        ("binary_f32", {"a": BEFORE, "b": before(2), "by": "mul"}),
+    ]
+
+
+@plans_reals(F.hardswish, F.hardsigmoid, exact=False)
+def hard_function(call: PlanCall) -> Lines:
+    """`F.hardsigmoid`, and its product with its argument, that leave their input as it is."""
+    if call.setting(1, "inplace", False):
+        raise Unplanned("it writes to its input")
+    x = call.tensor()
+    lines: Lines = [
+        ("number_f32", {"x": x, "by": "add", "number": 3.0}),
+        ("clamp", {"x": BEFORE, "low": 0.0, "high": 6.0}),
+        ("number_f32", {"x": BEFORE, "by": "div", "number": 6.0}),
+    ]
+    return [*lines, ("binary_f32", {"a": x, "b": BEFORE, "by": "mul"})] if call.node.target is F.hardswish else lines
 
 
 @plans_reals(operator.pow, torch.Tensor.__pow__, torch.pow, "pow")

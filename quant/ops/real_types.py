@@ -9,7 +9,7 @@ import torch
 from quant.kernels.reference_plan import Register
 from quant.ops.planning import Lines, PlanCall, Unplanned, fixed
 from quant.ops.registry import plans_reals
-from quant.runtime.trees import Attr
+from quant.runtime.trees import Attr, Ref
 
 CPUS = ("cpu", torch.device("cpu"))
 IDLE_OPTIONS: dict[str, tuple[Any, ...]] = {
@@ -35,9 +35,12 @@ def to_float32(call: PlanCall) -> Lines:
 
 @plans_reals("float", "cpu", moves=True)
 def as_float32(call: PlanCall) -> Lines:
-    """`float()` and `cpu()`."""
+    """`float()` and `cpu()`; a caller's bytes or booleans become numbers by `float()`."""
     if len(call.args) + len(call.kwargs) != 1:
         raise Unplanned("it is asked for another memory format")
+    given = call.argument(0, "input")
+    if call.node.target == "float" and isinstance(given, Ref) and call.values.holds_bytes(given):
+        return [("dequantize", {"q": Register(given.index), "scale": 1.0, "zero_point": 0})]
     return _itself(call)
 
 

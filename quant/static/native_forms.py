@@ -237,6 +237,11 @@ class Planner:
             raise Unplanned("its indices are not int64")
         return Register(value.index)
 
+    def holds_bytes(self, value: Ref) -> bool:
+        """Not a value of this library's, whose bytes stand for other numbers."""
+        held = self.program.values[value.index]
+        return held.qparams is None and held.dtype in (torch.uint8, torch.bool)
+
     def constant(self, value: Attr) -> Attr:
         """Raise Unplanned for what is no float32 parameter or buffer, or is written to."""
         owner, _, name = value.path.rpartition(".")

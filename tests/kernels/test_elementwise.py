@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -94,6 +96,33 @@ def test_a_layout_that_is_not_contiguous_is_read_right() -> None:
     sums = torch.arange(12, dtype=torch.int32).view(3, 4).t()
     factors = torch.tensor([1.0, 2.0, 3.0])
     assert torch.equal(requantize(sums, factors, 0), requantize(sums.contiguous(), factors, 0))
+
+
+Q, WEIGHT, FACTORS = torch.zeros(1, 4, dtype=torch.uint8), torch.zeros(4, 4, dtype=torch.int8), torch.ones(4)
+TAKE_BYTES: dict[str, Callable[..., Any]] = {
+    "quantize": lambda ops, number: ops.quantize(Q.float(), 1.0, number),
+    "dequantize": lambda ops, number: ops.dequantize(Q, 1.0, number),
+    "requantize": lambda ops, number: ops.requantize(Q.int(), FACTORS, number, 0, 255),
+    "requantize, quant_min": lambda ops, number: ops.requantize(Q.int(), FACTORS, 0, number, 255),
+    "requantize, quant_max": lambda ops, number: ops.requantize(Q.int(), FACTORS, 0, 0, number),
+    "linear": lambda ops, number, *backend: ops.linear_u8s8_f32(Q, number, WEIGHT, None, FACTORS, *backend),
+    "linear, output": lambda ops, number, *backend: ops.linear_u8s8_u8(
+        Q, 0, WEIGHT, None, FACTORS, number, 0, 255, *backend
+    ),
+}
+"""Name -> a call with a number that is uint8's."""
+
+
+@pytest.mark.parametrize("number", [-1, 256, 40_000, 2**32 + 3])
+@pytest.mark.parametrize("name", TAKE_BYTES)
+def test_a_zero_point_that_is_no_byte_is_refused(name: str, number: int) -> None:
+    backend = ["native"] * name.startswith("linear")
+    for call in (
+        lambda: TAKE_BYTES[name](torch.ops.octet, number, *backend),
+        lambda: TAKE_BYTES[name](reference, number),
+    ):
+        with pytest.raises(ValueError, match=rf"(zero_point|quant_m\w\w) is {number}, expected 0 to 255"):
+            call()
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float16, torch.int32], ids=str)

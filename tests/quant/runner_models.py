@@ -166,9 +166,10 @@ def outputs_of(model: nn.Module, inputs: Sequence[Tensor]) -> list[Tensor]:
 
 
 def octet_run(runner: Path, *words: str | Path, **environment: str) -> subprocess.CompletedProcess[str]:
-    """octet-run with these arguments, under the emulator where there is one."""
+    """octet-run, or the one in this folder, with these arguments, under the emulator where there is one."""
     prefix = shlex.split(os.environ.get("OCTET_EMULATOR", ""))
-    command = [*prefix, str(runner / "octet-run"), *map(str, words)]
+    program = runner if runner.is_file() else runner / "octet-run"
+    command = [*prefix, str(program), *map(str, words)]
     return subprocess.run(command, capture_output=True, text=True, check=False, env={**os.environ, **environment})
 
 

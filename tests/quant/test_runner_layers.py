@@ -91,6 +91,24 @@ class Heads(nn.Module):
         return boxes.permute(0, 2, 3, 1), boxes.reshape(x.shape[0], 2, 4, -1).transpose(2, 3)
 
 
+class Frames(nn.Module):
+    """Images of bytes, through a gate of half the channels."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Conv2d(3, 16, 3), nn.Conv2d(8, 4, 3)
+
+    def forward(self, frames: Tensor) -> Tensor:
+        return self.second(nn.functional.glu(self.first(frames.float() / 255), 1)).mean((2, 3))
+
+
+class OwnNorm(nn.LayerNorm):
+    """As timm's, whose forward is seen through."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return nn.functional.layer_norm(x, self.normalized_shape, self.weight, self.bias, self.eps)
+
+
 def words(*shape: int, seed: int = 0) -> Tensor:
     return torch.randint(0, 50, shape, generator=torch.Generator().manual_seed(seed))
 
@@ -187,6 +205,27 @@ def test_an_index_of_no_row_names_the_layer(runner: Path, tmp_path: Path) -> Non
     assert done.returncode == 1
     assert "layer 'words': plan line" in done.stderr
     assert "index 50 is outside the table of 50 rows" in done.stderr
+
+
+@needs_kernels
+def test_bytes_are_numbers(runner: Path, tmp_path: Path) -> None:
+    torch.manual_seed(5)
+    frames = [torch.randint(0, 256, shape, dtype=torch.uint8) for shape in ((2, 3, 16, 16), (3, 3, 12, 20))]
+    model = quant.quantize_static(Frames().eval(), [frames[0]] * 2, progress=False)
+    quant.save(model, tmp_path / "model.q8", runner=True)
+    for one in frames:
+        [found] = run_model(runner, tmp_path / "model.q8", tmp_path, [one], 1)
+        assert torch.equal(found, outputs_of(model, (one,))[0])
+
+
+def test_parameters_of_a_forward_may_want_gradients() -> None:
+    torch.manual_seed(5)
+    x = image(2, 5, 16)
+    float_model = nn.Sequential(nn.Linear(16, 16), OwnNorm(16), nn.Linear(16, 4)).eval()
+    model = quant.quantize_static(float_model, [x] * 2, progress=False)
+    assert model.get_parameter("1.weight").requires_grad
+    assert torch.is_grad_enabled()
+    assert "layer_norm" in whole_plan(model).text
 
 
 def test_outputs_that_torch_gives_as_views(runner: Path, tmp_path: Path) -> None:

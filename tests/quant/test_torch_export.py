@@ -253,7 +253,7 @@ def test_a_cpp_program_gives_the_bits_of_python(tmp_path: Path, monkeypatch: pyt
     assert written.size == 3 * 20 * 10
     assert (written == expected).all()
     assert done(sys.executable, "tag.py", extension) == "(2, 30, 10)\n"
-    for how, name in (("static", "net"), ("static", "bert")):
+    for how, name in (("static", "net"), ("static", "bert"), ("dynamic", "bert")):
         q, _, exported = case(how, name)
         x = INPUTS[name](5)
         torch.export.save(exported, "model.pt2")
@@ -261,4 +261,6 @@ def test_a_cpp_program_gives_the_bits_of_python(tmp_path: Path, monkeypatch: pyt
         x.numpy().tofile("x")
         done("./tag", "aoti.pt2", extension, "x", "y", *map(str, x.shape))
         with torch.no_grad():
-            assert (numpy.fromfile("y", numpy.float32) == q(x).numpy().ravel()).all(), name
+            apart = numpy.abs(numpy.fromfile("y", numpy.float32) - q(x).numpy().ravel()).max()
+        # Inductor compiles what is float of a dynamic model, and adds in another order.
+        assert apart <= (1e-5 if how == "dynamic" else 0), (how, name, apart)

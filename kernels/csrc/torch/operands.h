@@ -51,6 +51,12 @@ inline int64_t rows_of(const Tensor& x) {
   return rows;
 }
 
+// A zero point or bound of uint8 values. Kernels add it as int16, and another number would come out wrong.
+inline int32_t checked_byte(int64_t value, const char* name) {
+  TORCH_CHECK_VALUE(value >= 0 && value <= 255, name, " is ", value, ", expected 0 to 255");
+  return static_cast<int32_t>(value);
+}
+
 inline void check_bits(int64_t bits) {
   TORCH_CHECK_VALUE(bits == 8 || bits == 16, "activation_bits is ", bits, ", expected 8 or 16");
 }

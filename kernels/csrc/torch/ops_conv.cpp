@@ -7,6 +7,7 @@
 #include "core/conv/conv.h"
 #include "core/cpu/transpose.h"
 #include "torch/errors.h"
+#include "torch/operands.h"
 #include "torch/packed.h"
 
 namespace octet {
@@ -69,7 +70,7 @@ ConvCall conv_call(const Tensor& q_x, const Tensor& q_weight, const std::optiona
 
 Tensor run(const ConvCall& call, int64_t zero_point, at::ScalarType dtype, StaticOutput output,
            const std::optional<Tensor>& multiplier) {
-  TORCH_CHECK_VALUE(zero_point >= 0 && zero_point <= 255, "zero_point is ", zero_point, ", expected 0 to 255");
+  const int32_t input_zero = checked_byte(zero_point, "zero_point");
   Tensor factors;
   if (multiplier) {
     TORCH_CHECK_VALUE(multiplier->dim() == 1 && multiplier->size(0) == call.shape.out_channels &&
@@ -84,8 +85,7 @@ Tensor run(const ConvCall& call, int64_t zero_point, at::ScalarType dtype, Stati
   if (dtype == at::kFloat) output.reals = y.mutable_data_ptr<float>();
   if (dtype == at::kByte) output.quantized = y.mutable_data_ptr<uint8_t>();
   conv_static(call.shape, call.groups, call.depthwise.get(), call.input.const_data_ptr<uint8_t>(),
-              static_cast<int32_t>(zero_point), call.bias.defined() ? call.bias.const_data_ptr<int32_t>() : nullptr,
-              output);
+              input_zero, call.bias.defined() ? call.bias.const_data_ptr<int32_t>() : nullptr, output);
   return y.movedim(-1, 1);
 }
 

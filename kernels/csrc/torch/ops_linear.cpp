@@ -52,7 +52,7 @@ Tensor run_static(const StaticCall& call, int64_t zero_point, at::ScalarType dty
                   void (*aim)(StaticOutput&, const Tensor&)) {
   Tensor y = at::empty(with_last(call.input.sizes(), call.gemm->n()), call.input.options().dtype(dtype));
   aim(output, y);
-  linear_static(*call.gemm, call.input.const_data_ptr<uint8_t>(), static_cast<int32_t>(zero_point),
+  linear_static(*call.gemm, call.input.const_data_ptr<uint8_t>(), checked_byte(zero_point, "zero_point"),
                 rows_of(call.input), data<int32_t>(call.bias), output);
   return y;
 }

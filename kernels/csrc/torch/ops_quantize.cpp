@@ -19,7 +19,7 @@ Tensor quantize_op(const Tensor& x, double scale, int64_t zero_point) {
   const Tensor input = dense(x, at::kFloat, "input");
   Tensor q = at::empty_like(input, input.options().dtype(at::kByte));
   row_kernels().quantize(input.const_data_ptr<float>(), nullptr, input.numel(),
-                         {static_cast<float>(scale), static_cast<int32_t>(zero_point)}, 255,
+                         {static_cast<float>(scale), checked_byte(zero_point, "zero_point")}, 255,
                          q.mutable_data_ptr<uint8_t>(), nullptr);
   return q;
 }
@@ -41,17 +41,18 @@ void dequantize_planes(const uint8_t* q, int64_t channels, int64_t pixels, float
 
 Tensor dequantize_op(const Tensor& q, double scale, int64_t zero_point) {
   TORCH_CHECK_TYPE(q.scalar_type() == at::kByte, "q is ", q.scalar_type(), ", expected Byte");
+  const int32_t zero = checked_byte(zero_point, "zero_point");
   const Tensor input = q.dim() >= 4 && q.movedim(1, -1).is_contiguous() ? q : q.contiguous();
   Tensor x = at::empty(q.sizes(), q.options().dtype(at::kFloat));
   if (!input.is_contiguous()) {
     const int64_t sample = q.numel() / q.size(0), pixels = sample / q.size(1);
     for (int64_t n = 0; n < q.size(0); ++n)
       dequantize_planes(input.const_data_ptr<uint8_t>() + n * sample, q.size(1), pixels, static_cast<float>(scale),
-                        static_cast<int32_t>(zero_point), x.mutable_data_ptr<float>() + n * sample);
+                        zero, x.mutable_data_ptr<float>() + n * sample);
     return x;
   }
-  row_kernels().dequantize(input.const_data_ptr<uint8_t>(), input.numel(), static_cast<float>(scale),
-                           static_cast<int32_t>(zero_point), x.mutable_data_ptr<float>());
+  row_kernels().dequantize(input.const_data_ptr<uint8_t>(), input.numel(), static_cast<float>(scale), zero,
+                           x.mutable_data_ptr<float>());
   return x;
 }
 
@@ -63,12 +64,12 @@ Tensor requantize_op(const Tensor& sums, const Tensor& multiplier, int64_t zero_
   TORCH_CHECK_VALUE(multiplier.dim() <= 1 && (factors.numel() == 1 || (input.dim() >= 1 && input.size(-1) == n)),
                     "multiplier has shape ", multiplier.sizes(), ", expected () or the last dimension of sums ",
                     sums.sizes());
+  const int32_t zero = checked_byte(zero_point, "zero_point"), bottom = checked_byte(quant_min, "quant_min"),
+                top = checked_byte(quant_max, "quant_max");
   Tensor q = at::empty(sums.sizes(), sums.options().dtype(at::kByte));
   for (int64_t first = 0; first < input.numel(); first += n)
     row_kernels().requantize(input.const_data_ptr<int32_t>() + first, factors.const_data_ptr<float>(),
-                             factors.numel() == 1 ? 0 : 1, n, static_cast<int32_t>(zero_point),
-                             static_cast<int32_t>(quant_min), static_cast<int32_t>(quant_max),
-                             q.mutable_data_ptr<uint8_t>() + first);
+                             factors.numel() == 1 ? 0 : 1, n, zero, bottom, top, q.mutable_data_ptr<uint8_t>() + first);
   return q;
 }
 

@@ -188,15 +188,15 @@ std::tuple<Tensor, Tensor, Tensor> rnn_layer_static_op(
   rnn_call(call, {input, batch_sizes, h, c, q_weight_ih, scale_ih, q_weight_hh, scale_hh, bias_ih, bias_hh, q_weight_hr,
                   scale_hr, mode, reverse, backend});
   TORCH_CHECK_VALUE(call.scale_ih.defined(), "scale_ih has scales by group, which a static recurrent layer has no kernel for");
-  const RowRange state_range{static_cast<float>(h_scale), static_cast<int32_t>(h_zero_point)};
-  const RowRange projection_range{static_cast<float>(m_scale), static_cast<int32_t>(m_zero_point)};
+  const RowRange state_range{static_cast<float>(h_scale), checked_byte(h_zero_point, "h_zero_point")};
+  const RowRange projection_range{static_cast<float>(m_scale), checked_byte(m_zero_point, "m_zero_point")};
   call.layer.state_range = &state_range;
   call.layer.projection_range = &projection_range;
   const auto reals = call.h.options();
   const int64_t rows = rows_of(input);
   Tensor gates_in = empty_reals({rows, call.width()});
   linear_reals(*call.input_gemm, input.const_data_ptr<uint8_t>(), rows,
-               {static_cast<float>(x_scale), static_cast<int32_t>(x_zero_point)}, data<float>(call.scale_ih),
+               {static_cast<float>(x_scale), checked_byte(x_zero_point, "x_zero_point")}, data<float>(call.scale_ih),
                data<float>(call.input_bias), gates_in.mutable_data_ptr<float>());
   Tensor y = at::empty(with_last(input.sizes(), call.layer.state), quantized ? reals.dtype(at::kByte) : reals);
   RnnOutput output;

@@ -72,7 +72,7 @@ uint32_t find_features() {
 
 // The features of a set that this CPU lacks, or its system does not save, each behind a space.
 std::string missing_features(const InstructionSet& set) {
-  static const uint32_t features = find_features();
+  [[maybe_unused]] static const uint32_t features = find_features();
   std::string missing;
 #define OCTET_CPU_FEATURE(name, ...) \
   if (set.needs & name & ~features) missing += " " #name;

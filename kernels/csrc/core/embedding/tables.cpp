@@ -1,7 +1,6 @@
 #include "core/embedding/tables.h"
 
 #include <algorithm>
-#include <bit>
 #include <cstring>
 #include <stdexcept>
 #include <string>
@@ -21,7 +20,7 @@ float real_of_half(const uint8_t* from) {
   std::memcpy(&half, from, sizeof half);
   // Finite ones (pack_table refuses others): exponent and mantissa in their places, and 112 between the exponents' middles.
   const uint32_t bits = static_cast<uint32_t>(half & 0x7fff) << 13;
-  const float real = std::bit_cast<float>(bits) * 0x1p112f;
+  const float real = __builtin_bit_cast(float, bits) * 0x1p112f;
   return half & 0x8000 ? -real : real;
 }
 

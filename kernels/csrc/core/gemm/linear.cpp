@@ -1,7 +1,6 @@
 #include "core/gemm/linear.h"
 
 #include <algorithm>
-#include <bit>
 #include <stdexcept>
 #include <string>
 
@@ -203,9 +202,9 @@ Requantize requantize_of(const StaticOutput& output, int64_t n, int32_t zero_poi
   int32_t most = 0;
   for (int64_t j = 0; j < n; ++j) {
     multiplier[j] = output.multiplier[j];
-    most = std::max(most, std::bit_cast<int32_t>(output.multiplier[j]));
+    most = std::max(most, __builtin_bit_cast(int32_t, output.multiplier[j]));
   }
-  const bool shrinks = most < std::bit_cast<int32_t>(1.0f);
+  const bool shrinks = most < __builtin_bit_cast(int32_t, 1.0f);
   return {offset, multiplier, output.zero_point, output.bottom, output.top, shrinks};
 }
 

@@ -1,7 +1,14 @@
 #include "core/plan/text.h"
 
+#include <locale.h>
+#include <stdlib.h>
+#if defined(__APPLE__)
+#include <xlocale.h>
+#endif
+
 #include <algorithm>
 #include <charconv>
+#include <cmath>
 #include <limits>
 #include <stdexcept>
 
@@ -25,17 +32,27 @@ int64_t parse_integer(const PlanLine& line, std::string_view word) {
   return value;
 }
 
+std::optional<double> read_real(std::string_view word) {
+  const auto plain = [](char sign) {
+    return (sign >= '0' && sign <= '9') || sign == '.' || sign == '-' || sign == '+' || sign == 'e' || sign == 'E';
+  };
+  if (word.empty() || word[0] == '+' || !std::all_of(word.begin(), word.end(), plain)) return {};
+  // Not strtod, which reads decimal commas where the process has such a locale; nor std::from_chars, which libc++ has for
+  // floating-point numbers from version 20 on, and so neither Emscripten nor Android's NDK before.
+  static const locale_t in_c = newlocale(LC_ALL_MASK, "C", nullptr);
+  const std::string text(word);
+  char* end = nullptr;
+  const double value = strtod_l(text.c_str(), &end, in_c);
+  if (end != text.c_str() + text.size() || !std::isfinite(value)) return {};
+  return value;
+}
+
 double parse_number(const PlanLine& line, std::string_view word) {
   if (word == "inf") return std::numeric_limits<double>::infinity();
   if (word == "-inf") return -std::numeric_limits<double>::infinity();
-  // Not strtod, which reads decimal commas where the process has such a locale. from_chars reads NaN as well.
-  double value = 0;
-  const auto [end, error] = std::from_chars(word.data(), word.data() + word.size(), value);
-  const bool plain = std::all_of(word.begin(), word.end(), [](char sign) {
-    return (sign >= '0' && sign <= '9') || sign == '.' || sign == '-' || sign == '+' || sign == 'e' || sign == 'E';
-  });
-  if (!plain || error != std::errc() || end != word.data() + word.size()) line.fail("'" + std::string(word) + "' is no number");
-  return value;
+  const std::optional<double> value = read_real(word);
+  if (!value) line.fail("'" + std::string(word) + "' is no number");
+  return *value;
 }
 
 namespace {

@@ -11,6 +11,7 @@
 
 #include <cstdint>
 #include <map>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -49,6 +50,9 @@ PlanText parse_plan(std::string_view text);
 int64_t parse_register(const PlanLine& line, std::string_view word);
 int64_t parse_integer(const PlanLine& line, std::string_view word);
 double parse_number(const PlanLine& line, std::string_view word);  // inf or -inf too, but not NaN
+
+// A finite number in decimal digits, whatever the locale; nothing where `word` is none.
+std::optional<double> read_real(std::string_view word);
 
 // The parts between separators; an empty text has none, and an empty last part is none.
 std::vector<std::string_view> split(std::string_view text, char separator);
