@@ -64,6 +64,7 @@ def export_onnx(
     runtime: str = "ort",
     target: str = "vnni",
     recurrent: str = "exact",
+    sums: str = "exact",
     example_inputs: Any = None,
     verify: bool | Tensor | Sequence[Any] | Mapping[str, Any] = False,
 ) -> ExportReport:
@@ -89,6 +90,8 @@ def export_onnx(
             model computes, in a Scan; or "fast", as the operators of recurrent layers that runtimes have: for an LSTM
             ONNX Runtime's DynamicQuantizeLSTM with the model's int8 weights and ranges of each call, for others
             ONNX's with float weights.
+        sums: how sums of integers are written for ONNX Runtime: "exact", as floats that are rounded, which gives the
+            model's bits; or "fast", as its QLinearAdd, which rounds a few of 100,000 sums to the next integer.
         example_inputs: a call with which a model from `quant.quantize_dynamic` is captured, as of `quant.prepare`.
         verify: run the file where its runtime is installed, and compare outputs and every uint8 value with the
             model's: on random inputs for True, or on a call of the model, given as `quant.prepare` takes it (a tensor,
@@ -106,7 +109,7 @@ def export_onnx(
     Source: https://onnx.ai/onnx/operators/ (QuantizeLinear, DequantizeLinear).
     """
     onnx_file.package("quant.export_onnx: writing ONNX files")
-    file, writer = file_of(model, runtime, target, example_inputs, recurrent)
+    file, writer = file_of(model, runtime, target, example_inputs, recurrent, sums)
     further = {node.domain for node in file.nodes} - {""}
     write_onnx(file, path, {"": OPSET, **{domain: DOMAINS[domain] for domain in further}})
     report = ExportReport(
@@ -125,15 +128,16 @@ def file_of(
     target: str = "vnni",
     example_inputs: Any = None,
     recurrent: str = "exact",
+    sums: str = "exact",
 ) -> tuple[OnnxFile, GraphWriter]:
     """The file that `export_onnx` writes, and the writer that knows its values by those of the program."""
     for name, chosen, known in (("runtime", runtime, RUNTIMES), ("target", target, TARGETS),
-                                ("recurrent", recurrent, FORMS)):  # fmt: skip
+                                ("recurrent", recurrent, FORMS), ("sums", sums, FORMS)):  # fmt: skip
         if chosen not in known:
             raise ValueError(f"quant.export_onnx: {name} is {chosen!r}, expected one of {', '.join(map(repr, known))}")
     runner = runner_of(model, example_inputs)
     _check_ranges(RUNTIMES[runtime], runner.program)
-    writer = GraphWriter(runner, RUNTIMES[runtime], target, recurrent, varying=varying_sizes(runner))
+    writer = GraphWriter(runner, RUNTIMES[runtime], target, recurrent, sums, varying=varying_sizes(runner))
     file = _written(writer)
     _check_target(writer)
     return dataclasses.replace(file, metadata=_metadata(writer)), writer
@@ -177,7 +181,12 @@ def _quoted(names: Sequence[str]) -> str:
 
 
 def _metadata(writer: GraphWriter) -> dict[str, str]:
-    known = {"octet.runtime": writer.runtime.name, "octet.target": writer.target, "octet.recurrent": writer.recurrent}
+    known = {
+        "octet.runtime": writer.runtime.name,
+        "octet.target": writer.target,
+        "octet.recurrent": writer.recurrent,
+        "octet.sums": writer.sums,
+    }
     if writer.overflowing:
         known["octet.saturates_without_vnni"] = ", ".join(_once(writer.overflowing))
     return known

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 import quant
+from quant.nn import TiedEmbedding
 from quant.onnx import ExportReport
 from quant.onnx.export import file_of
 
@@ -213,6 +214,70 @@ def test_dynamic_layers_with_16_bits(per_row: bool, tmp_path: Path) -> None:
     assert report.verification is not None
     assert report.verification.kernels["MatMulInteger"] == 4, "two bytes of each value"
     assert "outputs alone are compared" in str(report)
+
+
+class Tied(nn.Module):
+    """An embedding that is the last layer's weight."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words, self.out = nn.Embedding(40, 64), nn.Linear(64, 40, bias=False)
+        with torch.no_grad():
+            self.words.weight *= torch.logspace(-2, 2, 64)  # columns that 8 bits would lose
+        self.out.weight = self.words.weight
+
+    def forward(self, words: Tensor) -> Tensor:
+        return self.out(self.words(words))  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize("bits", [8, 16, "auto"])
+def test_an_embedding_tied_to_a_dynamic_layer(bits: Any, tmp_path: Path) -> None:
+    recipe, words = quant.Recipe(default=quant.QConfig(activation_bits=bits)), torch.randint(0, 40, (3, 7))
+    q = quant.quantize_dynamic(Tied().eval(), recipe)
+    table = q.get_submodule("words")
+    assert isinstance(table, TiedEmbedding)
+    assert (table.columns is None) == (bits == 8)
+    assert largest(exported(q, tmp_path, words, example_inputs=words)) < 1e-5
+
+
+def test_a_tied_embedding_with_groups_is_refused_by_name(tmp_path: Path) -> None:
+    recipe = quant.Recipe(default=quant.QConfig(weight_bits=4, group_size=32))
+    q = quant.quantize_dynamic(Tied().eval(), recipe)
+    with pytest.raises(ValueError, match=r"layer '\w+' .*expected a scale per output; quantise it without group_size"):
+        file_of(q, example_inputs=torch.randint(0, 40, (3, 7)))
+
+
+class Sums(nn.Module):
+    """Sums of integers: of two layers, of one with the sum before, one that subtracts, and one clamped at 0."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Conv2d(8, 8, 1) for _ in range(5))
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.layers[0](x)
+        for place, layer in enumerate(self.layers[1:4]):
+            y = layer(x)
+            x = x - y if place == 1 else torch.relu(x + y) if place else x + y
+        return self.layers[4](x)  # type: ignore[no-any-return]
+
+
+def test_sums_have_the_models_bits(tmp_path: Path) -> None:
+    """Those of ONNX Runtime's QLinearAdd, which "fast" is, are other integers for some pairs of some ranges."""
+    differing = {"exact": 0, "fast": 0}
+    for _ in range(4):
+        q = quant.quantize_static(Sums().eval(), [torch.rand(4, 8, 32, 32) - 0.4], progress=False)
+        for form in differing:
+            report = exported(q, tmp_path, torch.rand(4, 8, 128, 128) - 0.4, sums=form)
+            assert report.verification is not None
+            assert report.verification.kernels.get("QLinearAdd", 0) == (2 if form == "fast" else 0)
+            differing[form] += sum(one.differing > 0 for one in report.verification.steps)
+            loaded, x = quant.load_onnx(tmp_path / "model.onnx"), torch.rand(2, 8, 32, 32)
+            assert not loaded.in_torch
+            with torch.no_grad():
+                assert torch.equal(loaded(x), q(x))
+    assert differing["exact"] == 0
+    assert differing["fast"] > 0, "or the test shows nothing"
 
 
 def test_reals_that_are_rounded_by_the_inverse_of_a_scale(tmp_path: Path) -> None:
