@@ -498,7 +498,7 @@ REFUSED = [
     pytest.param(
         lambda: (nn.Sequential(nn.Linear(2, 2)), nn.Sequential(nn.Linear(2, 2))),
         ValueError,
-        "Sequential has no layer that torch.ao quantised; .*PT2E",
+        "Sequential has no layer that torch.ao quantised; .*convert_pt2e",
         id="float",
     ),
     pytest.param(
