@@ -14,6 +14,7 @@ from quant.onnx.graph_writer import Count, Dimension, GraphWriter, NotWritten
 from quant.onnx.integer_steps import function_of
 from quant.onnx.moves import MOVES
 from quant.onnx.sizes import ARITHMETIC, computed, is_number, scalar, sizes_of, vector
+from quant.runtime.trees import Attr
 
 # Sizes.
 
@@ -27,7 +28,9 @@ def _getattr(call: WrittenCall) -> Any:
     if name == "shape":
         return _sizes(call)
     if name == "dtype":
-        return call.writer.program.values[source.index].dtype
+        return (
+            call.constant(source).dtype if isinstance(source, Attr) else call.writer.program.values[source.index].dtype
+        )
     if name == "ndim":
         return call.rank()
     if name == "device":
@@ -43,6 +46,8 @@ def _sizes(call: WrittenCall) -> Any:
     x = call.get(0, "input")
     if not isinstance(x, str):
         raise NotWritten("reads the shape of what is no tensor")
+    if isinstance(call.raw(0, "input"), Attr):
+        return call.shape()
     return sizes_of(call.writer, x, call.source())
 
 

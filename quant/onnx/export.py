@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from quant.export.naming import MOST_NAMED, listed, named_leaves
+from quant.export.naming import MOST_NAMED, listed
 from quant.export.whole_plan import ExportError, runner_of
 from quant.onnx import (  # noqa: F401  # they register the calls that they write
     arithmetic_calls,
@@ -32,6 +32,7 @@ from quant.onnx.int8_layers import write_layer
 from quant.onnx.integer_steps import KERNELS, KernelStep
 from quant.onnx.moves import MOVES
 from quant.onnx.recurrent_layers import DOMAINS, FORMS, first_output, write_recurrent
+from quant.onnx.returned import not_returned, returned
 from quant.onnx.runtimes import RUNTIMES, TARGETS, Runtime
 from quant.onnx.varying_sizes import varying_sizes
 from quant.onnx.verify import verified
@@ -48,10 +49,7 @@ from quant.runtime.instructions import (
 )
 from quant.runtime.layers.products import ConvProduct
 from quant.runtime.program import Program
-from quant.runtime.trees import Attr, Ref
-
-VALUES = (Ref, Attr, Tensor)
-"""What a file returns; flags and dtypes beside it are only noted."""
+from quant.runtime.trees import Ref
 
 SYMMETRIC = 128
 """The zero point of symmetric activations."""
@@ -194,11 +192,7 @@ def _metadata(writer: GraphWriter) -> dict[str, str]:
 
 def _notes(program: Program) -> tuple[str, ...]:
     """What the model checks or returns, and the file does not."""
-    plain = [
-        f"{leaf!r} at '{name}'"
-        for name, leaf in named_leaves(program.output, "output_")
-        if not isinstance(leaf, VALUES)
-    ]
+    plain = not_returned(program)
     notes = [f"the model also returns what is no tensor: {listed(plain)}"] if plain else []
     guarded = [one.step or program.values[one.out].name for one in program.instructions if isinstance(one, Guard)]
     if guarded:
@@ -214,22 +208,29 @@ def _written(writer: GraphWriter) -> OnnxFile:
     """
     program, kinds = writer.program, dict[str, TensorKind]()
     inputs = [_input(writer, register, kinds) for register in program.inputs]
-    outputs = [(name, leaf) for name, leaf in named_leaves(program.output, "output_") if isinstance(leaf, VALUES)]
+    outputs = returned(program)
     labels = [writer.unique(name) for name, _ in outputs]
     _write_instructions(writer)
     writer.step = ""
     for label, (_, leaf) in zip(labels, outputs, strict=True):
         held = writer.take(leaf)
-        value = program.values[leaf.index] if isinstance(leaf, Ref) else None
-        if not isinstance(held, str) or value is None:
+        if not isinstance(held, str):
             raise ExportError(f"quant.export_onnx: the model returns {held!r} at '{label}', expected tensors")
         writer.nodes.append(Node(f"{label}/Identity", "Identity", (held,), (label,), {}))
-        assert value.dtype is not None
-        kinds[label] = TensorKind(value.dtype, _described(writer.shape(value.id), label))
+        kinds[label] = _kind(writer, leaf, held, label)
     nodes = with_folded_pads(_live(writer.nodes, labels), writer.constants, labels)
     read = {name for node in nodes for name in node.inputs}
     constants = {name: tensor for name, tensor in writer.constants.items() if name in read}
     return OnnxFile(tuple(nodes), constants, tuple(inputs), tuple(labels), kinds)
+
+
+def _kind(writer: GraphWriter, leaf: Any, held: str, label: str) -> TensorKind:
+    """Dtype and shape of an output."""
+    if not isinstance(leaf, Ref):
+        return TensorKind(writer.constants[held].dtype, tuple(writer.constants[held].shape))
+    value = writer.program.values[leaf.index]
+    assert value.dtype is not None
+    return TensorKind(value.dtype, _described(writer.shape(value.id), label))
 
 
 def _input(writer: GraphWriter, register: int, kinds: dict[str, TensorKind]) -> str:

@@ -216,6 +216,27 @@ def test_dynamic_layers_with_16_bits(per_row: bool, tmp_path: Path) -> None:
     assert "outputs alone are compared" in str(report)
 
 
+class OfParameters(nn.Module):
+    """Reads the dtype and the shape of a parameter, and returns a parameter and a number beside its result."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.table = nn.Linear(12, 16), nn.Parameter(torch.randn(5, 16))
+
+    def forward(self, x: Tensor) -> tuple[Tensor, nn.Parameter, int]:
+        y = self.layer(x.to(self.table.dtype))
+        return y.reshape(-1, self.table.shape[1]) @ self.table.t(), self.table, x.shape[0] + 1
+
+
+def test_parameters_that_are_read_and_returned(tmp_path: Path) -> None:
+    q = quant.quantize_static(OfParameters().eval(), [torch.randn(8, 12) for _ in range(2)], progress=False)
+    report = exported(q, tmp_path, torch.randn(3, 12))
+    assert largest(report) < 1e-6
+    assert report.verification is not None
+    assert len(report.verification.outputs) == 2
+    assert "the model also returns what is no tensor: a number at 'output_2'" in str(report)
+
+
 class Tied(nn.Module):
     """An embedding that is the last layer's weight."""
 
