@@ -22,6 +22,7 @@ from quant.onnx.adaptive_pools import adaptive_mean
 from quant.onnx.functions import Applied, function_of_table
 from quant.onnx.graph_writer import GraphWriter, NotWritten
 from quant.onnx.registries import registering
+from quant.onnx.resizes import resize
 from quant.onnx.sizes import vector
 from quant.runtime.instructions import Conversion, KernelCall
 from quant.runtime.trees import Ref
@@ -291,38 +292,11 @@ def padding(writer: GraphWriter, name: str, rank: int, widths: Sequence[Any], mo
 
 @writes_kernel("interpolate")
 def _interpolate(writer: GraphWriter, step: KernelStep) -> None:
-    resized = resize(writer, writer.dequantized(step.register()), step.register(), step.out, step.settings)
+    options = {**step.settings, "size": writer.take(step.settings.get("size"))}
+    resized = resize(writer, writer.dequantized(step.register()), step.register(), step.out, options)
     writer.leave(resized, step.out)
     mode = step.settings.get("mode", "nearest")
     writer.tell(mode == "nearest", f"Resize, {mode}", step.kernel, moves=mode == "nearest")
-
-
-RESIZE = {"nearest": "nearest", "linear": "linear", "bilinear": "linear", "trilinear": "linear"}
-"""The modes of torch's interpolate in ONNX."""
-
-
-def resize(writer: GraphWriter, name: str, source: int, out: int, options: Mapping[str, Any]) -> str:
-    """A float32 tensor resized as torch's interpolate does."""
-    mode = options.get("mode") or "nearest"
-    if mode not in RESIZE or options.get("antialias"):
-        raise NotWritten(f"resizes in the mode '{mode}'{' with antialias' * bool(options.get('antialias'))}")
-    factors = options.get("scale_factor")
-    before, after = writer.shape(source)[2:], writer.shape(out)[2:]
-    if factors is None or options.get("recompute_scale_factor"):
-        if not all(before) or not all(after):
-            raise NotWritten("resizes to sizes that differ between calls; resize by a scale_factor")
-        factors = [new / old for new, old in zip(after, before, strict=True) if new and old]
-    factors = list(factors) if isinstance(factors, (tuple, list)) else [factors] * len(before)
-    scales = writer.constant(torch.tensor([1.0, 1.0, *factors], dtype=torch.float32), "scales")
-    aligned = "align_corners" if options.get("align_corners") else "half_pixel"
-    near = mode == "nearest"
-    done = writer.node(
-        "Resize", name, "", scales,
-        mode=RESIZE[mode],
-        coordinate_transformation_mode="asymmetric" if near else aligned,
-        nearest_mode="floor" if near else None,
-    )  # fmt: skip
-    return writer.same_sizes(done, name, count=2)
 
 
 @writes_kernel("lookup")

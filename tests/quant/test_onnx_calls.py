@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 import quant
@@ -214,6 +215,42 @@ def test_dynamic_layers_with_16_bits(per_row: bool, tmp_path: Path) -> None:
     assert report.verification is not None
     assert report.verification.kernels["MatMulInteger"] == 4, "two bytes of each value"
     assert "outputs alone are compared" in str(report)
+
+
+class Decoder(nn.Module):
+    """Resizes to the sizes of another input, integers and reals."""
+
+    def __init__(self, **settings: Any) -> None:
+        super().__init__()
+        self.stem, self.side, self.last = nn.Conv2d(3, 8, 3), nn.Conv2d(3, 8, 1), nn.Conv2d(8, 4, 1)
+        self.settings = settings
+
+    def forward(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        z = F.interpolate(torch.relu(self.stem(x)), size=y.shape[2:], **self.settings)
+        done = self.last(z + self.side(y))
+        return done, F.interpolate(done, size=(x.shape[2], 9), **self.settings)
+
+
+@pytest.mark.parametrize("settings", [{}, {"mode": "bilinear"}, {"mode": "bilinear", "align_corners": True}])
+def test_resizing_to_sizes_that_differ_between_calls(settings: dict[str, Any], tmp_path: Path) -> None:
+    def call(*sizes: int) -> tuple[Tensor, Tensor]:
+        return torch.randn(2, 3, *sizes[:2]), torch.randn(2, 3, *sizes[2:])
+
+    q = quant.quantize_static(Decoder(**settings).eval(), [call(14, 16, 20, 18), call(10, 12, 15, 13)], progress=False)
+    file_of(q, "openvino")
+    for sizes in ((8, 10, 10, 8), (17, 9, 11, 31), (8, 8, 100, 37)):
+        assert largest(exported(q, tmp_path, call(*sizes))) < 1e-4
+
+
+def test_a_resize_by_a_factor_computed_anew_is_refused() -> None:
+    class Anew(Decoder):
+        def forward(self, x: Tensor, y: Tensor) -> Tensor:
+            return self.last(F.interpolate(self.stem(x), scale_factor=0.7, recompute_scale_factor=True))
+
+    calls = [(torch.randn(2, 3, size, size), torch.zeros(1)) for size in (14, 17)]
+    q = quant.quantize_static(Anew().eval(), calls, progress=False)
+    with pytest.raises(ValueError, match=r"resizes by a factor computed anew, .* differ between calls; give the sizes"):
+        file_of(q)
 
 
 class OfParameters(nn.Module):
