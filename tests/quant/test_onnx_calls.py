@@ -57,6 +57,7 @@ FUNCTIONS: dict[str, tuple[Callable[[Tensor], Tensor], int]] = {
     "max of a dimension": (lambda y: y - y.max(1, keepdim=True)[0] - y.min(1, keepdim=True).values, 16),
     "max of two": (lambda y: torch.max(y, -y), 16),
     "max of all": (lambda y: y / y.max(), 16),
+    "quotient rounded down": (lambda y: torch.div(y, 0.25, rounding_mode="floor") + y, 16),
     "argmin": (lambda y: y.gather(1, y.argmin(1, keepdim=True)) + y, 16),
 }
 
