@@ -3,7 +3,9 @@
     make bench-onnx ARGS='--only U-Net'
 
 The models are those of `make bench-runner`. "ORT" is the relative error (L2) of the outputs in ONNX Runtime against
-the model's; "0" is the same bits. "integers" counts the nodes of its optimised graph that compute in integers, of those
+the model's; "0" is the same bits. "last bits" is how far the model's own outputs move where floats change by one last
+bit, those of the call and those that float layers give: a runtime that adds floats in another order cannot be expected
+to be nearer. "integers" counts the nodes of its optimised graph that compute in integers, of those
 that compute, in the bodies of Scans too; float nodes follow. "to float" are the errors of ours, of ONNX Runtime and of
 OpenVINO against the float model. Times are medians of CPU time on one thread, in turns.
 """
@@ -12,10 +14,11 @@ from __future__ import annotations
 
 import argparse
 import collections
+import contextlib
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,11 +26,12 @@ import display
 import torch
 from bench_runner import in_turns
 from runner_cases import CASES, Task
-from torch import Tensor
+from torch import Tensor, nn
 
 import quant
 from quant.export.naming import named_leaves
 from quant.onnx import ExportReport
+from quant.runtime.layers.quant_module import QuantModule
 
 INTEGER = (
     "QLinear", "QGemm", "MatMulInteger", "ConvInteger", "DynamicQuantize", "MaxPool", "NhwcMaxPool", "Resize", "Clip",
@@ -58,6 +62,47 @@ def error(ours: Sequence[Tensor], wanted: Sequence[Tensor]) -> float:
     """The largest over the outputs."""
     apart = [float((a.double() - b.double()).norm() / b.double().norm()) for a, b in zip(ours, wanted, strict=True)]
     return max(apart)
+
+
+DRAWS = 3
+"""Of noise in the last bits."""
+
+
+def moved_by_last_bits(model: nn.Module, inputs: Sequence[Tensor]) -> float | None:
+    """The largest error that a change of one last bit makes of a model's outputs; None where there is no float to move.
+
+    Moved are the floats of the call and, in models of modules (dynamic ones), what each float layer gives.
+    """
+    wanted, moved = tensors(model(*inputs)), list[float]()
+    for seed in range(DRAWS):
+        generator, count = torch.Generator().manual_seed(seed), collections.Counter[str]()
+
+        def nudged(x: Any, generator: torch.Generator = generator, count: collections.Counter[str] = count) -> Any:
+            if not isinstance(x, Tensor) or x.dtype != torch.float32:
+                return x
+            count["floats"] += x.numel()
+            up = torch.rand(x.shape, generator=generator) < 0.5
+            return torch.nextafter(x, torch.where(up, torch.inf, -torch.inf))
+
+        with _behind_float_layers(model, nudged):
+            outputs = tensors(model(*map(nudged, inputs)))
+        if not count["floats"]:
+            return None
+        moved.append(error(outputs, wanted))
+    return max(moved)
+
+
+@contextlib.contextmanager
+def _behind_float_layers(model: nn.Module, change: Callable[[Any], Any]) -> Iterator[None]:
+    """Change what the layers that are no int8 ones give."""
+    inside = {part for one in model.modules() if isinstance(one, QuantModule) for part in one.modules()}
+    layers = [one for one in model.modules() if one not in inside and not list(one.children())]
+    hooks = [one.register_forward_hook(lambda module, args, output: change(output)) for one in layers]
+    try:
+        yield
+    finally:
+        for hook in hooks:
+            hook.remove()
 
 
 def in_onnxruntime(path: Path, inputs: Sequence[Tensor]) -> Callable[[], list[Tensor]]:
@@ -110,7 +155,17 @@ def row(name: str, task: Task, folder: Path, rounds: int, **forms: str) -> tuple
     times = [f"{one:.2f}" for one in in_turns(calls, rounds, time.process_time)]
     apart = max(report.verification.outputs.values())
     mark = "0" if report.verification.same_bits else f"{apart:.1g}"
-    return (name, mark, f"{integers}/{total}", *said, *times, *["-"] * (3 - len(times)), floats)
+    moved = moved_by_last_bits(task.model, task.inputs)
+    return (
+        name,
+        mark,
+        "-" if moved is None else f"{moved:.1g}",
+        f"{integers}/{total}",
+        *said,
+        *times,
+        *["-"] * (3 - len(times)),
+        floats,
+    )
 
 
 def main() -> int:
@@ -119,6 +174,7 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=25)
     parser.add_argument("--target", default="vnni", help="of ONNX Runtime's files: vnni (the default) or avx2")
     parser.add_argument("--recurrent", default="exact", help="form of recurrent layers: exact (the default) or fast")
+    parser.add_argument("--sums", default="exact", help="form of sums of integers: exact (the default) or fast")
     options = parser.parse_args()
     torch.set_num_threads(1)
     rows, failed = [], 0
@@ -128,7 +184,7 @@ def main() -> int:
         torch.manual_seed(0)
         try:
             with tempfile.TemporaryDirectory() as folder, torch.no_grad():
-                forms = {"target": options.target, "recurrent": options.recurrent}
+                forms = {"target": options.target, "recurrent": options.recurrent, "sums": options.sums}
                 rows.append(row(name, make(), Path(folder), options.rounds, **forms))
         except (RuntimeError, ValueError) as problem:
             failed += 1
@@ -138,6 +194,7 @@ def main() -> int:
     header = (
         "model",
         "ORT",
+        "last bits",
         "integers",
         "to float: ours",
         "ORT",

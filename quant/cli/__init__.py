@@ -9,6 +9,7 @@
     quant bench model.q8 --model package.module:factory --shape 1x3x224x224
     quant export model.q8 --model package.module:factory --format runner --out runner.q8
     quant run runner.q8 --input image.npy --output classes.npy
+    quant verify model.q8 model.onnx --model package.module:factory
     quant import int8.onnx --out runner.q8
     quant doctor
 
@@ -25,7 +26,15 @@ import warnings
 from collections.abc import Callable, Sequence
 
 import quant
-from quant.cli import bench_command, calibrate_command, export_command, import_command, report_command, search_commands
+from quant.cli import (
+    bench_command,
+    calibrate_command,
+    export_command,
+    import_command,
+    report_command,
+    search_commands,
+    verify_command,
+)
 from quant.cli.arguments import add_model_arguments, add_recipe_arguments
 from quant.cli.completion import SHELLS
 from quant.cli.errors import UserError
@@ -87,6 +96,7 @@ def make_parser() -> argparse.ArgumentParser:
     search_commands.add_parsers(verbs)
     bench_command.add_parser(verbs)
     export_command.add_parsers(verbs)
+    verify_command.add_parser(verbs)
     import_command.add_parser(verbs)
 
     doctor = verbs.add_parser("doctor", help="CPU, torch, the compiled kernels, and why a backend is missing")

@@ -15,6 +15,7 @@ from quant.cli.export_command import export, run
 from quant.cli.import_command import import_
 from quant.cli.report_command import report
 from quant.cli.search_commands import autoquant, sensitivity
+from quant.cli.verify_command import verify
 
 
 def dynamic(options: argparse.Namespace, rest: list[str]) -> int:
@@ -103,6 +104,7 @@ __all__ = [
     "run",
     "sensitivity",
     "summary",
+    "verify",
 ]
 
 

@@ -3,16 +3,25 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
+import dataclasses
 import json
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from quant.cli.errors import UserError, one_line, with_type
 
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
 FORMAT_NAMES = ("onnx", "runner", "pt2", "pte")
 """The keys of `formats.FORMATS`, which imports torch."""
+
+RUNTIMES, TARGETS, FORMS = ("ort", "openvino", "tensorrt"), ("vnni", "avx2"), ("exact", "fast")
+"""What `quant.export_onnx` takes, the default first."""
 
 MOST_THREADS = 1024
 """Of one run, as in `octet-run`."""
@@ -21,21 +30,32 @@ MOST_THREADS = 1024
 def add_parsers(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """The arguments of both."""
     export = verbs.add_parser("export", help="write an int8 model for another program")
-    export.add_argument("file", metavar="FILE", help="what `quant dynamic`, `quant calibrate` or quant.save wrote")
-    export.add_argument(
-        "--model",
-        required=True,
-        metavar="PACKAGE.MODULE:FACTORY",
-        help="a callable without arguments that returns the float model; the current folder is searched",
-    )
+    add_quantized_arguments(export)
     export.add_argument("--format", required=True, choices=FORMAT_NAMES, help="what is to be written")
     export.add_argument("--out", required=True, metavar="FILE", help="the file to write")
-    export.add_argument(
-        "--example",
-        metavar="FILE.npy",
-        action="append",
-        default=[],
-        help="an input, once for each: needed by pt2 and pte, and by models whose dynamic layers are all that is int8",
+    add_example_argument(export, "needed by pt2 and pte, and by models whose dynamic layers are all that is int8")
+    onnx = export.add_argument_group("of --format onnx")
+    onnx.add_argument("--runtime", choices=RUNTIMES, help="which runtime the file is for (default: ort, ONNX Runtime)")
+    onnx.add_argument(
+        "--target",
+        choices=TARGETS,
+        help="processors with VNNI (the default), or without, on which int8 weights may overflow: avx2",
+    )
+    onnx.add_argument(
+        "--recurrent",
+        choices=FORMS,
+        help="int8 recurrent layers by the model's own arithmetic (the default), or by the runtime's nearest operators",
+    )
+    onnx.add_argument(
+        "--sums",
+        choices=FORMS,
+        help="sums of integers with the model's bits (the default), or as ONNX Runtime's QLinearAdd",
+    )
+    onnx.add_argument(
+        "--verify",
+        action="store_const",
+        const=True,
+        help="run the file beside the model, on --example or random inputs, and print what differs",
     )
     export.add_argument(
         "--json", action="store_true", help="print the file, its size and what the writer reports as JSON"
@@ -49,34 +69,79 @@ def add_parsers(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
     run.add_argument("--json", action="store_true", help="print the outputs' types and shapes, and the times, as JSON")
 
 
-def export(options: argparse.Namespace, rest: list[str]) -> int:
-    """Write the file in another format."""
+def add_quantized_arguments(parser: argparse.ArgumentParser) -> None:
+    """The int8 file, and the float model that it is of."""
+    parser.add_argument("file", metavar="FILE", help="what `quant dynamic`, `quant calibrate` or quant.save wrote")
+    parser.add_argument(
+        "--model",
+        required=True,
+        metavar="PACKAGE.MODULE:FACTORY",
+        help="a callable without arguments that returns the float model; the current folder is searched",
+    )
+
+
+def add_example_argument(parser: argparse.ArgumentParser, why: str) -> None:
+    """--example, and what for."""
+    parser.add_argument(
+        "--example", metavar="FILE.npy", action="append", default=[], help=f"an input, once for each: {why}"
+    )
+
+
+@contextlib.contextmanager
+def quantized_model(options: argparse.Namespace) -> Iterator[tuple[nn.Module, tuple[Tensor, ...] | None]]:
+    """The int8 model that the options name, and its example inputs; errors of what is done with them in one line."""
     import quant
     from quant.cli import files
-    from quant.cli.formats import FORMATS
 
-    chosen = FORMATS[options.format]
-    out, source = files.writable(Path(options.out), chosen.suffix), Path(options.file)
+    source = Path(options.file)
     if not source.is_file():
         raise UserError(f"there is no file {source}")
     example = tuple(files.read_array(name, "--example") for name in options.example) or None
     float_model = files.load_model(options.model, None).eval()
     # ArtefactError and ExportError are ValueErrors.
     try:
-        report = chosen.write(quant.load(source, model=float_model), out, example)
+        yield quant.load(source, model=float_model), example
     except (TypeError, ValueError, OSError, ImportError) as error:
         raise UserError(one_line(error)) from error
     except (LookupError, RuntimeError) as error:  # of the model's own forward, captured on the examples
         raise UserError(with_type(error)) from error
+
+
+def export(options: argparse.Namespace, rest: list[str]) -> int:
+    """Write the file in another format."""
+    from quant.cli import files
+    from quant.cli.formats import FORMATS
+
+    chosen = FORMATS[options.format]
+    out, settings = files.writable(Path(options.out), chosen.suffix), _settings(options)
+    with quantized_model(options) as (model, example):
+        report = chosen.write(model, out, example, **settings)
     size = out.stat().st_size
     if options.json:
-        said = None if report is None else str(report)
+        said = None if report is None else dataclasses.asdict(report)
         print(json.dumps({"file": str(out), "format": options.format, "bytes": size, "report": said}, indent=2))
         return 0
     if report is not None:
         print(report)
     print(f"wrote {out} ({size / 1024:.1f} KiB)")
     return 0
+
+
+def _settings(options: argparse.Namespace) -> dict[str, Any]:
+    """The options of the format that were given.
+
+    Raises:
+        UserError: one of another format was.
+    """
+    from quant.cli.formats import FORMATS
+
+    own = FORMATS[options.format].settings
+    given = {name: getattr(options, name) for one in FORMATS.values() for name in one.settings}
+    given = {name: value for name, value in given.items() if value is not None}
+    if other := next((name for name in given if name not in own), None):
+        formats = [name for name, one in FORMATS.items() if other in one.settings]
+        raise UserError(f"--{other} goes with --format {' or '.join(formats)}, not with {options.format}")
+    return given
 
 
 def run(options: argparse.Namespace, rest: list[str]) -> int:

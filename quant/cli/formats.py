@@ -18,12 +18,14 @@ class Format:
 
     Attributes:
         suffix: of its files; None takes any.
-        write: of a quantised model, a path, and example inputs or None. It raises ValueError or TypeError for a model
-            that the format cannot hold.
+        write: of a quantised model, a path, example inputs or None, and the settings. It gives a report that is a
+            dataclass, or None, and raises ValueError or TypeError for a model that the format cannot hold.
+        settings: options of the command that this format alone has.
     """
 
     suffix: str | None
-    write: Callable[[nn.Module, Path, Any], object]
+    write: Callable[..., Any]
+    settings: tuple[str, ...] = ()
 
 
 def _runner(model: nn.Module, path: Path, example_inputs: Any) -> None:
@@ -32,10 +34,12 @@ def _runner(model: nn.Module, path: Path, example_inputs: Any) -> None:
     quant.save(model, path, runner=True, example_inputs=example_inputs)
 
 
-def _onnx(model: nn.Module, path: Path, example_inputs: Any) -> object:
+def _onnx(model: nn.Module, path: Path, example_inputs: Any, *, verify: bool = False, **settings: str) -> object:
+    """`quant.export_onnx`; verified on the examples, where there are some."""
     import quant
 
-    return quant.export_onnx(model, path, example_inputs=example_inputs)
+    call = example_inputs if verify and example_inputs is not None else verify
+    return quant.export_onnx(model, path, example_inputs=example_inputs, verify=call, **settings)
 
 
 def _pt2(model: nn.Module, path: Path, example_inputs: Any) -> None:
@@ -64,7 +68,7 @@ def _needed(example_inputs: Any, name: str) -> Any:
 
 FORMATS = {
     "runner": Format(None, _runner),
-    "onnx": Format(".onnx", _onnx),
+    "onnx": Format(".onnx", _onnx, ("runtime", "target", "recurrent", "sums", "verify")),
     "pt2": Format(".pt2", _pt2),
     "pte": Format(".pte", _pte),
 }

@@ -2,7 +2,8 @@
 
 `torch_ao.py` is the door for torch.ao, and `packed_layers.py` reads its packed weights. Dynamic layers are put into a
 dynamic conversion (`dynamic_layers.py`). A static model is run once (`recorded_run.py`), its values are lined up with
-those of the float model's graph (`matched_values.py`), and the conversion takes their ranges (`static_model.py`).
+those of the float model's graph (`matched_values.py`), and the conversion takes their ranges (`static_model.py`). Of a
+program of PT2E the same is read from its graph (`pt2e_program.py`).
 `remarks.py` says in the report what could not be carried over.
 
 ONNX files are read by `quant.onnx`.

@@ -20,6 +20,12 @@ from quant.runtime.trees import Ref, leaves
 IN_PLACE = {"iadd": "add", "radd": "add", "imul": "mul", "rmul": "mul", "isub": "sub"}
 """Python's names of operators on the left and on the right, by those of torch."""
 
+KEEPS_RANGE = frozenset({
+    "clamp", "clamp_max", "clamp_min", "contiguous", "dropout", "expand", "flatten", "getitem", "hardtanh", "permute",
+    "relu", "relu6", "reshape", "select", "squeeze", "t", "transpose", "unflatten", "unsqueeze", "view",
+})  # fmt: skip
+"""Functions whose result is the value that they read where the run has no call for them: fused, left out, or a move."""
+
 
 class MatchedValues:
     """The values of one graph that a run has too.
@@ -74,7 +80,7 @@ class MatchedValues:
             self._learn_operands(node, event)
         elif (item := self._item(node)) is not None:
             self.values[node.index] = (item,)
-        elif len(reads) == 1 and node.meta is not None:
+        elif len(reads) == 1 and node.meta is not None and _keeps_range(node):
             self.values[node.index] = reads
 
     def _operands(self, node: Node) -> tuple[int, ...]:
@@ -107,6 +113,10 @@ class MatchedValues:
             return None
         values = self.values.get(node.refs[0], ())
         return values[node.args[1]] if -len(values) <= node.args[1] < len(values) else None
+
+
+def _keeps_range(node: Node) -> bool:
+    return node.kind is Kind.MODULE or _function_name(node.target) in KEEPS_RANGE
 
 
 def _function_name(target: Any) -> str:

@@ -62,18 +62,23 @@ class Product:
     """A linear layer or a convolution.
 
     Attributes:
-        quantized: the weight, a quantised tensor in the layout of the float layer.
+        quantized: the weight, a quantised tensor in the layout of the float layer; or int8, of a PT2E program.
         bias: float32 (out,), or None.
         dynamic: whether its activations are quantised when they come.
+        scale, zero_point: of an int8 `quantized`, () or (out,).
     """
 
     quantized: Tensor
     bias: Tensor | None
     dynamic: bool = False
+    scale: Tensor | None = None
+    zero_point: Tensor | None = None
 
     def weight(self, axis: int) -> Int8Weight:
         """Its integers; `axis` is that of the output channels."""
-        return int8_weight(self.quantized, axis)
+        if self.scale is None or self.zero_point is None:
+            return int8_weight(self.quantized, axis)
+        return with_zero_point_0(self.quantized, self.scale, self.zero_point, axis)
 
 
 @dataclass(frozen=True)
@@ -195,11 +200,24 @@ def int8_weight(weight: Tensor, axis: int = 0) -> Int8Weight:
     """
     per_channel = weight.qscheme() in (torch.per_channel_affine, torch.per_channel_symmetric)
     zero_points = weight.q_per_channel_zero_points() if per_channel else torch.tensor(weight.q_zero_point())
-    if bool(zero_points.any()):
-        remark = "weights rounded anew, as their zero point in torch.ao is not 0"
-        return Int8Weight(*quantize_weight(weight.dequantize(), axis=axis), remark)
     scale = weight.q_per_channel_scales() if per_channel else torch.tensor(weight.q_scale())
-    return Int8Weight(weight.int_repr().contiguous(), scale.to(torch.float32).contiguous())
+    return with_zero_point_0(weight.int_repr(), scale, zero_points, axis)
+
+
+def with_zero_point_0(integers: Tensor, scale: Tensor, zero_point: Tensor, axis: int) -> Int8Weight:
+    """Int8 integers as they are, or rounded anew where a zero point is not 0.
+
+    Args:
+        scale, zero_point: () or (out,).
+        axis: of the output channels.
+    """
+    scale = scale.detach().to(torch.float32)
+    if not bool(zero_point.any()):
+        return Int8Weight(integers.detach().contiguous(), scale.contiguous())
+    shape = [-1 if place == axis and scale.dim() else 1 for place in range(integers.dim())]
+    real = (integers.to(torch.float32) - zero_point.reshape(shape)) * scale.reshape(shape)
+    remark = "weights rounded anew, as their zero point in torch.ao is not 0"
+    return Int8Weight(*quantize_weight(real, axis=axis), remark)
 
 
 def _table(weight: Tensor) -> Layer:

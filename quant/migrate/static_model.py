@@ -20,14 +20,14 @@ from quant.graph import Kind
 from quant.migrate.dynamic_layers import setting_of, take_over
 from quant.migrate.matched_values import MatchedValues
 from quant.migrate.packed_layers import Layer, Product
-from quant.migrate.recorded_run import Range, RecordedRun, recorded_run
+from quant.migrate.recorded_run import Range, RecordedRun
 from quant.migrate.remarks import Remarks, resolution_remark
 from quant.ops.conv import ConvTranspose
 from quant.ops.operator import Clampable, Recurrent, Weighted
 from quant.ops.step import Step
 from quant.prepare import make_runner, planned
 from quant.recipe import Pattern, QConfig, Recipe
-from quant.runtime.arguments import Arguments, copied
+from quant.runtime.arguments import Arguments
 from quant.runtime.layers.weighted import QWeight, StaticLayer
 from quant.runtime.names import full_name, has_submodule, submodule
 from quant.static.dynamic_fallback import without_runner
@@ -41,7 +41,7 @@ FOLDED = "its output is multiplied by constants, which torch.ao has a range of i
 
 
 def static_model(
-    ao_model: nn.Module,
+    run: RecordedRun,
     layers: Mapping[str, Layer],
     theirs: Mapping[str, str],
     float_model: nn.Module,
@@ -49,17 +49,16 @@ def static_model(
     backend: str | None,
     remarks: Remarks,
 ) -> nn.Module:
-    """The static conversion of `float_model` with the integers of `ao_model`.
+    """The static conversion of `float_model` with the integers of torch.ao's.
 
     Args:
-        layers: the layers of `ao_model`, by their names in the float model.
-        theirs: their names in `ao_model`, where these differ.
+        run: of torch.ao's model, on the example.
+        layers: its layers, by their names in the float model.
+        theirs: their names in torch.ao's, where these differ.
         float_model: with torch.ao's values of what it left float.
         example: inputs, as `prepare` takes them and as a call does.
         remarks: gets what is to be said.
     """
-    leaf_names = {theirs.get(name, name) for name in layers}
-    run = recorded_run(ao_model, copied(example[1]), leaf_names)
     rules: dict[Pattern, QConfig | None] = {glob.escape(name): _setting(one) for name, one in layers.items()}
     recipe = Recipe(rules, default=None, backend=backend)
     prepared = planned(float_model, example[0], recipe, make_runner, "quant.from_torch_ao")

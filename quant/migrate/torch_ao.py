@@ -13,17 +13,20 @@ from quant.copying import copy_model
 from quant.leaves import base_layer
 from quant.migrate.dynamic_layers import dynamic_model
 from quant.migrate.packed_layers import Layer, Product, Recurrent, Table, Unread, packed_layers
+from quant.migrate.pt2e_program import is_pt2e, program_layers, program_run
+from quant.migrate.recorded_run import recorded_run
 from quant.migrate.remarks import Remarks
 from quant.migrate.static_model import static_model
 from quant.recurrent_layers import directions_of, is_cell, is_recurrent_layer, tensors_of
+from quant.runtime.arguments import copied
 from quant.runtime.names import full_name, has_submodule, submodule
 
 VERB = "quant.from_torch_ao"
 
 DOORS = (
-    "torch.ao.quantization.quantize_dynamic, convert and convert_fx give such models. A prepared model is to be "
-    "converted first; a program of PT2E or torchao has its integers elsewhere: quantise its float model with "
-    "quant.quantize_static"
+    "torch.ao.quantization.quantize_dynamic, convert and convert_fx give such models, and torchao's convert_pt2e. A "
+    "prepared model is to be converted first; torchao's quantize_ has its integers elsewhere: quantise its float model "
+    "with quant.quantize_dynamic"
 )
 
 
@@ -43,10 +46,11 @@ def from_torch_ao(
     numbers come from and what could not be carried over.
 
     Args:
-        ao_model: from `torch.ao.quantization.quantize_dynamic`, `convert` (eager mode) or `convert_fx`; left as it is.
-            Of a dynamic model its `state_dict()` will do.
+        ao_model: from `torch.ao.quantization.quantize_dynamic`, `convert` (eager mode) or `convert_fx`, or a program
+            from torchao's `convert_pt2e`; left as it is. Of a dynamic model its `state_dict()` will do.
         float_model: the model that torch.ao was given, with the same layers' names; in eager mode with its stubs and
-            `FloatFunctional`. Left as it is, and the values of its weights do not matter.
+            `FloatFunctional`. Left as it is, and the values of its weights do not matter, but for convolutions that
+            a program of PT2E has in float.
         example_inputs: of a static model: a tensor, a tuple of positional arguments, or a dict of keyword arguments, as
             for `quant.prepare`. Both models are called with them. Dynamic models need none.
         backend: a name of `quant.kernels.available()`, or None for the fastest that is exact here.
@@ -69,11 +73,12 @@ def from_torch_ao(
             "state_dict of a dynamic one"
         )
     state = ao_model if isinstance(ao_model, Mapping) else _state_of(ao_model)
-    layers, theirs = _named_as(float_model, _layers_of(state, type(ao_model).__name__))
+    source, remarks = type(ao_model).__name__, Remarks()
+    found = program_layers(ao_model, float_model, remarks) if is_pt2e(ao_model) else packed_layers(state)
+    layers, theirs = _named_as(float_model, _with_integers(found, source))
     for name, layer in layers.items():
         _check_layer(name, layer, submodule(float_model, name))
-    remarks = Remarks()
-    like_theirs = _with_floats(float_model, state)
+    like_theirs = _with_floats(float_model, state, folded=is_pt2e(ao_model))
     if any(isinstance(one, Product) and not one.dynamic for one in layers.values()):
         if isinstance(ao_model, Mapping):
             raise ValueError(
@@ -81,12 +86,16 @@ def from_torch_ao(
                 "that torch.ao's convert or convert_fx gives, and give that"
             )
         if example_inputs is None:
-            raise ValueError(f"{VERB}: {type(ao_model).__name__} is a static model: give example_inputs, a call of it")
-        example = example_inputs, as_arguments(example_inputs)
-        model = static_model(ao_model, layers, theirs, like_theirs, example, backend, remarks)
+            raise ValueError(f"{VERB}: {source} is a static model: give example_inputs, a call of it")
+        example, names = as_arguments(example_inputs), {theirs.get(name, name) for name in layers}
+        if is_pt2e(ao_model):
+            run = program_run(ao_model, example, float_model, names)
+        else:
+            run = recorded_run(ao_model, copied(example), names)
+        model = static_model(run, layers, theirs, like_theirs, (example_inputs, example), backend, remarks)
     else:
         model = dynamic_model(layers, like_theirs, backend, remarks)
-    remarks.attach(model, type(ao_model).__name__)
+    remarks.attach(model, source)
     return model
 
 
@@ -103,8 +112,8 @@ def _state_of(model: nn.Module) -> Mapping[str, Any]:
         ) from error
 
 
-def _layers_of(state: Mapping[str, Any], source: str) -> dict[str, Layer]:
-    layers = packed_layers(state)
+def _with_integers(layers: Mapping[str, Layer], source: str) -> Mapping[str, Layer]:
+    """The layers, if one of them has integers."""
     if any(not isinstance(one, Unread) for one in layers.values()):
         return layers
     if layers:
@@ -178,14 +187,23 @@ def _mismatch(name: str, expected: str, came: str) -> ValueError:
     )
 
 
-def _with_floats(float_model: nn.Module, state: Mapping[str, Any]) -> nn.Module:
-    """A copy of the float model with the parameters and buffers that torch.ao's model has in float."""
+def _with_floats(float_model: nn.Module, state: Mapping[str, Any], *, folded: bool) -> nn.Module:
+    """A copy of the float model with the parameters and buffers that torch.ao's model has in float.
+
+    Args:
+        folded: whether its convolutions have batch norms in them, which the float model has apart.
+    """
     copied = copy_model(float_model)
     own = copied.state_dict()
     same = {
         name: value
         for name, value in state.items()
         if isinstance(value, torch.Tensor) and name in own and not value.is_quantized and value.shape == own[name].shape
+        if not (folded and _is_convolution(copied, name.rpartition(".")[0]))
     }
     copied.load_state_dict(same, strict=False)
     return copied
+
+
+def _is_convolution(model: nn.Module, name: str) -> bool:
+    return has_submodule(model, name) and isinstance(submodule(model, name), nn.modules.conv._ConvNd)

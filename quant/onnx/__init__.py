@@ -9,10 +9,11 @@ over the values of `load_values.py`, and `load_plan.py` writes the lines.
 `export.py` is the door for writing. `graph_writer.py` holds the nodes so far; `int8_layers.py`, `integer_steps.py` and
 `moves.py` write what computes and moves integers, `arithmetic_calls.py`, `layer_calls.py`, `window_calls.py`,
 `embedding_calls.py`, `sorting_calls.py` and `places_calls.py` the model's calls in float, which `call.py` reads,
-`recurrent_layers.py` and `recurrent_steps.py` what has states, and `sizes.py` computes with sizes, of which
-`varying_sizes.py` finds those that a capture did not see vary. `runtimes.py` says what the runtimes ask for,
-`integer_weights.py` what processors do, `export_report.py` prints what became of each step, and `verify.py` runs the
-file beside the model; `verify_file.py` does that with a file of some time ago.
+`recurrent_layers.py` and `recurrent_steps.py` what has states, `resizes.py` resizes, and `sizes.py` computes with
+sizes, of which `varying_sizes.py` finds those that a capture did not see vary. `returned.py` says which outputs a file
+has, `runtimes.py` what the runtimes ask for, `integer_weights.py` what processors do, `export_report.py` prints what
+became of each step, and `verify.py` runs the file beside the model; `verify_file.py` does that with a file of some time
+ago.
 
 `functions.py` is shared: the functions of one value that ONNX and torch both have.
 """

@@ -14,6 +14,7 @@ from quant.onnx.graph_writer import Count, Dimension, GraphWriter, NotWritten
 from quant.onnx.integer_steps import function_of
 from quant.onnx.moves import MOVES
 from quant.onnx.sizes import ARITHMETIC, computed, is_number, scalar, sizes_of, vector
+from quant.runtime.trees import Attr
 
 # Sizes.
 
@@ -27,7 +28,9 @@ def _getattr(call: WrittenCall) -> Any:
     if name == "shape":
         return _sizes(call)
     if name == "dtype":
-        return call.writer.program.values[source.index].dtype
+        return (
+            call.constant(source).dtype if isinstance(source, Attr) else call.writer.program.values[source.index].dtype
+        )
     if name == "ndim":
         return call.rank()
     if name == "device":
@@ -43,6 +46,8 @@ def _sizes(call: WrittenCall) -> Any:
     x = call.get(0, "input")
     if not isinstance(x, str):
         raise NotWritten("reads the shape of what is no tensor")
+    if isinstance(call.raw(0, "input"), Attr):
+        return call.shape()
     return sizes_of(call.writer, x, call.source())
 
 
@@ -139,8 +144,10 @@ def _binary(call: WrittenCall) -> Any:
         if name == "div" and not any(isinstance(one, (Dimension, Count)) for one in values):
             return values[0] / values[1]
         raise NotWritten(f"computes {name} of sizes")
-    if call.raw(2, "alpha") not in (None, 1) or call.kwargs.get("rounding_mode") is not None:
-        raise NotWritten(f"{name} with an alpha or a rounding mode")
+    if call.raw(2, "alpha") not in (None, 1):
+        raise NotWritten(f"{name} with an alpha")
+    if (mode := call.kwargs.get("rounding_mode")) is not None:
+        return _floored(call, values, mode)
     if name in ("mod", "remainder"):
         return _remainder(call, values)
     if name == "floordiv":
@@ -148,6 +155,16 @@ def _binary(call: WrittenCall) -> Any:
     dtype = call.dtype if name == "div" else _operand_dtype(call)
     names = [as_tensor(writer, one, dtype or torch.float32) for one in values]
     return _like_largest(call, writer.node(BINARY[name], *names))
+
+
+def _floored(call: WrittenCall, values: list[Any], mode: str) -> str:
+    """A quotient of reals rounded down, where the quotient itself is exact: by a power of two."""
+    by = values[1]
+    is_exact = isinstance(by, (int, float)) and math.frexp(by)[0] == 0.5
+    if mode != "floor" or call.dtype != torch.float32 or not is_exact:
+        raise NotWritten(f"div with the rounding mode '{mode}' by what is no power of two")
+    names = [as_tensor(call.writer, one, torch.float32) for one in values]
+    return _like_largest(call, call.writer.node("Floor", call.writer.node("Div", *names)))
 
 
 def _remainder(call: WrittenCall, values: list[Any]) -> str:

@@ -80,10 +80,14 @@ class WrittenCall:
         value = self.raw(place, name)
         if isinstance(value, Ref):
             return self.writer.shape(value.index)
+        return tuple(self.constant(value).shape)
+
+    def constant(self, value: Any) -> Tensor:
+        """A parameter, buffer or other tensor that is no value of the program."""
         tensor = attribute(self.writer.root, value.path) if isinstance(value, Attr) else value
         if not isinstance(tensor, Tensor):
-            raise NotWritten(f"reads the shape of a {type(tensor).__name__}")
-        return tuple(tensor.shape)
+            raise NotWritten(f"{self.name} of a {type(tensor).__name__}, expected a tensor")
+        return tensor
 
     def rank(self, place: int = 0, name: str = "input") -> int:
         """Dimensions of an argument."""

@@ -38,8 +38,10 @@ def _rows(writer: GraphWriter, module: nn.Module | None, indices: str) -> str:
     def gathered(tensor: Tensor, name: str) -> str:
         return writer.node("Gather", writer.constant(tensor, name), indices, axis=0)
 
-    if isinstance(module, TiedEmbedding) and module.columns is None:
+    columns: Tensor | None = None
+    if isinstance(module, TiedEmbedding):
         integers, scale, bias = weight_in_bytes(module), module.scale.unsqueeze(1), None
+        columns = module.columns
     elif isinstance(module, (Embedding, EmbeddingBag)):
         integers, scale, bias = _rows_apart(module)
     elif type(module) is nn.EmbeddingBag and module.max_norm is None:
@@ -47,7 +49,8 @@ def _rows(writer: GraphWriter, module: nn.Module | None, indices: str) -> str:
     else:
         raise NotWritten(f"is a {type(module).__name__}, whose arithmetic is its own")
     done = writer.node("Mul", writer.node("Cast", gathered(integers, "rows"), to=1), gathered(scale, "scale"))
-    return done if bias is None else writer.node("Add", done, gathered(bias, "bias"))
+    done = done if bias is None else writer.node("Add", done, gathered(bias, "bias"))
+    return done if columns is None else writer.node("Mul", done, writer.constant(columns, "columns"))
 
 
 def _rows_apart(table: Embedding | EmbeddingBag) -> tuple[Tensor, Tensor, Tensor]:

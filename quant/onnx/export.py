@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from quant.export.naming import MOST_NAMED, listed, named_leaves
+from quant.export.naming import MOST_NAMED, listed
 from quant.export.whole_plan import ExportError, runner_of
 from quant.onnx import (  # noqa: F401  # they register the calls that they write
     arithmetic_calls,
@@ -32,6 +32,7 @@ from quant.onnx.int8_layers import write_layer
 from quant.onnx.integer_steps import KERNELS, KernelStep
 from quant.onnx.moves import MOVES
 from quant.onnx.recurrent_layers import DOMAINS, FORMS, first_output, write_recurrent
+from quant.onnx.returned import not_returned, returned
 from quant.onnx.runtimes import RUNTIMES, TARGETS, Runtime
 from quant.onnx.varying_sizes import varying_sizes
 from quant.onnx.verify import verified
@@ -48,10 +49,7 @@ from quant.runtime.instructions import (
 )
 from quant.runtime.layers.products import ConvProduct
 from quant.runtime.program import Program
-from quant.runtime.trees import Attr, Ref
-
-VALUES = (Ref, Attr, Tensor)
-"""What a file returns; flags and dtypes beside it are only noted."""
+from quant.runtime.trees import Ref
 
 SYMMETRIC = 128
 """The zero point of symmetric activations."""
@@ -64,6 +62,7 @@ def export_onnx(
     runtime: str = "ort",
     target: str = "vnni",
     recurrent: str = "exact",
+    sums: str = "exact",
     example_inputs: Any = None,
     verify: bool | Tensor | Sequence[Any] | Mapping[str, Any] = False,
 ) -> ExportReport:
@@ -89,6 +88,8 @@ def export_onnx(
             model computes, in a Scan; or "fast", as the operators of recurrent layers that runtimes have: for an LSTM
             ONNX Runtime's DynamicQuantizeLSTM with the model's int8 weights and ranges of each call, for others
             ONNX's with float weights.
+        sums: how sums of integers are written for ONNX Runtime: "exact", as floats that are rounded, which gives the
+            model's bits; or "fast", as its QLinearAdd, which rounds a few of 100,000 sums to the next integer.
         example_inputs: a call with which a model from `quant.quantize_dynamic` is captured, as of `quant.prepare`.
         verify: run the file where its runtime is installed, and compare outputs and every uint8 value with the
             model's: on random inputs for True, or on a call of the model, given as `quant.prepare` takes it (a tensor,
@@ -106,7 +107,7 @@ def export_onnx(
     Source: https://onnx.ai/onnx/operators/ (QuantizeLinear, DequantizeLinear).
     """
     onnx_file.package("quant.export_onnx: writing ONNX files")
-    file, writer = file_of(model, runtime, target, example_inputs, recurrent)
+    file, writer = file_of(model, runtime, target, example_inputs, recurrent, sums)
     further = {node.domain for node in file.nodes} - {""}
     write_onnx(file, path, {"": OPSET, **{domain: DOMAINS[domain] for domain in further}})
     report = ExportReport(
@@ -125,15 +126,16 @@ def file_of(
     target: str = "vnni",
     example_inputs: Any = None,
     recurrent: str = "exact",
+    sums: str = "exact",
 ) -> tuple[OnnxFile, GraphWriter]:
     """The file that `export_onnx` writes, and the writer that knows its values by those of the program."""
     for name, chosen, known in (("runtime", runtime, RUNTIMES), ("target", target, TARGETS),
-                                ("recurrent", recurrent, FORMS)):  # fmt: skip
+                                ("recurrent", recurrent, FORMS), ("sums", sums, FORMS)):  # fmt: skip
         if chosen not in known:
             raise ValueError(f"quant.export_onnx: {name} is {chosen!r}, expected one of {', '.join(map(repr, known))}")
     runner = runner_of(model, example_inputs)
     _check_ranges(RUNTIMES[runtime], runner.program)
-    writer = GraphWriter(runner, RUNTIMES[runtime], target, recurrent, varying=varying_sizes(runner))
+    writer = GraphWriter(runner, RUNTIMES[runtime], target, recurrent, sums, varying=varying_sizes(runner))
     file = _written(writer)
     _check_target(writer)
     return dataclasses.replace(file, metadata=_metadata(writer)), writer
@@ -177,7 +179,12 @@ def _quoted(names: Sequence[str]) -> str:
 
 
 def _metadata(writer: GraphWriter) -> dict[str, str]:
-    known = {"octet.runtime": writer.runtime.name, "octet.target": writer.target, "octet.recurrent": writer.recurrent}
+    known = {
+        "octet.runtime": writer.runtime.name,
+        "octet.target": writer.target,
+        "octet.recurrent": writer.recurrent,
+        "octet.sums": writer.sums,
+    }
     if writer.overflowing:
         known["octet.saturates_without_vnni"] = ", ".join(_once(writer.overflowing))
     return known
@@ -185,11 +192,7 @@ def _metadata(writer: GraphWriter) -> dict[str, str]:
 
 def _notes(program: Program) -> tuple[str, ...]:
     """What the model checks or returns, and the file does not."""
-    plain = [
-        f"{leaf!r} at '{name}'"
-        for name, leaf in named_leaves(program.output, "output_")
-        if not isinstance(leaf, VALUES)
-    ]
+    plain = not_returned(program)
     notes = [f"the model also returns what is no tensor: {listed(plain)}"] if plain else []
     guarded = [one.step or program.values[one.out].name for one in program.instructions if isinstance(one, Guard)]
     if guarded:
@@ -205,22 +208,29 @@ def _written(writer: GraphWriter) -> OnnxFile:
     """
     program, kinds = writer.program, dict[str, TensorKind]()
     inputs = [_input(writer, register, kinds) for register in program.inputs]
-    outputs = [(name, leaf) for name, leaf in named_leaves(program.output, "output_") if isinstance(leaf, VALUES)]
+    outputs = returned(program)
     labels = [writer.unique(name) for name, _ in outputs]
     _write_instructions(writer)
     writer.step = ""
     for label, (_, leaf) in zip(labels, outputs, strict=True):
         held = writer.take(leaf)
-        value = program.values[leaf.index] if isinstance(leaf, Ref) else None
-        if not isinstance(held, str) or value is None:
+        if not isinstance(held, str):
             raise ExportError(f"quant.export_onnx: the model returns {held!r} at '{label}', expected tensors")
         writer.nodes.append(Node(f"{label}/Identity", "Identity", (held,), (label,), {}))
-        assert value.dtype is not None
-        kinds[label] = TensorKind(value.dtype, _described(writer.shape(value.id), label))
+        kinds[label] = _kind(writer, leaf, held, label)
     nodes = with_folded_pads(_live(writer.nodes, labels), writer.constants, labels)
     read = {name for node in nodes for name in node.inputs}
     constants = {name: tensor for name, tensor in writer.constants.items() if name in read}
     return OnnxFile(tuple(nodes), constants, tuple(inputs), tuple(labels), kinds)
+
+
+def _kind(writer: GraphWriter, leaf: Any, held: str, label: str) -> TensorKind:
+    """Dtype and shape of an output."""
+    if not isinstance(leaf, Ref):
+        return TensorKind(writer.constants[held].dtype, tuple(writer.constants[held].shape))
+    value = writer.program.values[leaf.index]
+    assert value.dtype is not None
+    return TensorKind(value.dtype, _described(writer.shape(value.id), label))
 
 
 def _input(writer: GraphWriter, register: int, kinds: dict[str, TensorKind]) -> str:

@@ -91,7 +91,7 @@ class GraphWriter:
     Attributes:
         runner: what is exported.
         runtime, target: which runtime and processors the file is for.
-        recurrent: how recurrent layers are written: "exact" or "fast".
+        recurrent, sums: how recurrent layers and sums of integers are written: "exact" or "fast".
         nodes, constants: so far.
         names: register of a tensor -> its name in the file.
         held: register of what is no tensor -> nested numbers, `Dimension`, `Count`, names of tensors, and others.
@@ -109,6 +109,7 @@ class GraphWriter:
     runtime: Runtime
     target: str = "vnni"
     recurrent: str = "exact"
+    sums: str = "exact"
     nodes: list[Node] = field(default_factory=list)
     constants: dict[str, Tensor] = field(default_factory=dict)
     names: dict[int, str] = field(default_factory=dict)
@@ -304,19 +305,23 @@ class GraphWriter:
             self.is_dtype(name, value.dtype)
         self.names[register] = name
 
-    def clamped(self, name: str, register: int, low: int, high: int) -> None:
+    def clamped(self, name: str, register: int, low: int, high: int, *, in_steps: bool = False) -> None:
         """As `leave`, of a uint8 value that is clamped to [low, high].
 
         Where QuantizeLinear itself does not saturate there, ONNX Runtime computes the operator before in integers only
         if it is rounded first and clamped afterwards, as integers.
+
+        Args:
+            in_steps: the tensor holds reals over the scale of the value.
         """
         value = self.program.values[register]
         assert value.qparams is not None
-        if (low, high) == (0, 255):
-            self.leave(name, register)
-        elif self.runtime.clamps_integers:
-            self.leave(name, register)
-            rounded = self.names[register]
+        if (low, high) == (0, 255) or in_steps or self.runtime.clamps_integers:
+            scale, zero_point = value.qparams
+            rounded = self.rounded(name, (1.0 if in_steps else scale, zero_point))
+            self.names[register] = rounded
+            if (low, high) == (0, 255):
+                return
             ends = [self.constant(torch.tensor(end, dtype=torch.uint8), "limit") for end in (low, high)]
             clamped = self.same_sizes(self.node("Clip", rounded, *ends), rounded)
             self.names[register] = self.is_dtype(clamped, torch.uint8)

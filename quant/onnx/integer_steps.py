@@ -22,6 +22,7 @@ from quant.onnx.adaptive_pools import adaptive_mean
 from quant.onnx.functions import Applied, function_of_table
 from quant.onnx.graph_writer import GraphWriter, NotWritten
 from quant.onnx.registries import registering
+from quant.onnx.resizes import resize
 from quant.onnx.sizes import vector
 from quant.runtime.instructions import Conversion, KernelCall
 from quant.runtime.trees import Ref
@@ -95,7 +96,23 @@ def _dequantize(writer: GraphWriter, step: KernelStep) -> None:
 @writes_kernel("add")
 def _add(writer: GraphWriter, step: KernelStep) -> None:
     op = "Sub" if step["b_multiplier"] < 0 else "Add"
-    _of_two(writer, step, op, f"QLinear{op}" if op == "Add" else "Sub between roundings")
+    if writer.runtime.joins_sums and writer.sums == "exact":
+        _sum_of_steps(writer, step, "Sum" if op == "Add" else op)
+    else:
+        _of_two(writer, step, op, f"QLinear{op}" if op == "Add" else "Sub between roundings")
+
+
+def _sum_of_steps(writer: GraphWriter, step: KernelStep, op: str) -> None:
+    """Both operands in steps of the sum's range, added as floats and rounded: the kernel's own numbers.
+
+    An Add between roundings becomes ONNX Runtime's QLinearAdd, which moves the zero points out of the products and so
+    rounds a few sums in 100,000 the other way. A Sum is an addition that it leaves alone.
+    """
+    pairs = [(step.register(f"q_{one}"), (abs(step[f"{one}_multiplier"]), step[f"{one}_zero_point"])) for one in "ab"]
+    in_steps = [writer.read_again(writer.names[register], qparams) for register, qparams in pairs]
+    done = _sized(writer, step, writer.node(op, *in_steps), [(pairs[i][0], in_steps[i]) for i in (0, 1)])
+    writer.clamped(done, step.out, step["quant_min"], step["quant_max"], in_steps=True)
+    writer.tell(False, f"{op} of integers as floats, which is exact", step.kernel)
 
 
 @writes_kernel("mul")
@@ -104,15 +121,18 @@ def _mul(writer: GraphWriter, step: KernelStep) -> None:
 
 
 def _of_two(writer: GraphWriter, step: KernelStep, op: str, why: str) -> None:
-    a, b = step.register("q_a"), step.register("q_b")
-    reals = [writer.dequantized(one) for one in (a, b)]
-    done = writer.node(op, *reals)
-    for one, name in ((a, reals[0]), (b, reals[1])):
-        if writer.shape(one) == writer.shape(step.out):
-            writer.same_sizes(done, name)
-            break
+    reals = [(one, writer.dequantized(one)) for one in (step.register("q_a"), step.register("q_b"))]
+    done = _sized(writer, step, writer.node(op, *(name for _, name in reals)), reals)
     writer.clamped(done, step.out, step["quant_min"], step["quant_max"])
     writer.tell(op != "Sub", why, step.kernel)
+
+
+def _sized(writer: GraphWriter, step: KernelStep, done: str, operands: Sequence[tuple[int, str]]) -> str:
+    """Note that a result of two has the sizes of the operand that is as large."""
+    for register, name in operands:
+        if writer.shape(register) == writer.shape(step.out):
+            return writer.same_sizes(done, name)
+    return done
 
 
 @writes_kernel("matmul", "matmul_f32")
@@ -272,38 +292,11 @@ def padding(writer: GraphWriter, name: str, rank: int, widths: Sequence[Any], mo
 
 @writes_kernel("interpolate")
 def _interpolate(writer: GraphWriter, step: KernelStep) -> None:
-    resized = resize(writer, writer.dequantized(step.register()), step.register(), step.out, step.settings)
+    options = {**step.settings, "size": writer.take(step.settings.get("size"))}
+    resized = resize(writer, writer.dequantized(step.register()), step.register(), step.out, options)
     writer.leave(resized, step.out)
     mode = step.settings.get("mode", "nearest")
     writer.tell(mode == "nearest", f"Resize, {mode}", step.kernel, moves=mode == "nearest")
-
-
-RESIZE = {"nearest": "nearest", "linear": "linear", "bilinear": "linear", "trilinear": "linear"}
-"""The modes of torch's interpolate in ONNX."""
-
-
-def resize(writer: GraphWriter, name: str, source: int, out: int, options: Mapping[str, Any]) -> str:
-    """A float32 tensor resized as torch's interpolate does."""
-    mode = options.get("mode") or "nearest"
-    if mode not in RESIZE or options.get("antialias"):
-        raise NotWritten(f"resizes in the mode '{mode}'{' with antialias' * bool(options.get('antialias'))}")
-    factors = options.get("scale_factor")
-    before, after = writer.shape(source)[2:], writer.shape(out)[2:]
-    if factors is None or options.get("recompute_scale_factor"):
-        if not all(before) or not all(after):
-            raise NotWritten("resizes to sizes that differ between calls; resize by a scale_factor")
-        factors = [new / old for new, old in zip(after, before, strict=True) if new and old]
-    factors = list(factors) if isinstance(factors, (tuple, list)) else [factors] * len(before)
-    scales = writer.constant(torch.tensor([1.0, 1.0, *factors], dtype=torch.float32), "scales")
-    aligned = "align_corners" if options.get("align_corners") else "half_pixel"
-    near = mode == "nearest"
-    done = writer.node(
-        "Resize", name, "", scales,
-        mode=RESIZE[mode],
-        coordinate_transformation_mode="asymmetric" if near else aligned,
-        nearest_mode="floor" if near else None,
-    )  # fmt: skip
-    return writer.same_sizes(done, name, count=2)
 
 
 @writes_kernel("lookup")

@@ -7,7 +7,8 @@ import torch
 from quant.onnx.arithmetic_calls import cast
 from quant.onnx.call import WrittenCall, writes_call
 from quant.onnx.graph_writer import Dimension, GraphWriter, NotWritten
-from quant.onnx.integer_steps import padding, resize
+from quant.onnx.integer_steps import padding
+from quant.onnx.resizes import resize
 from quant.onnx.sizes import reshaped, scalar, sizes_of
 
 # Products.

@@ -442,6 +442,13 @@ def _add(plan: PlanWriter, node: Node) -> Value:
     return Waiting(finish)
 
 
+@translates("Sum")
+def _sum(plan: PlanWriter, node: Node) -> Value:
+    if len(node.inputs) != 2:
+        raise NotTranslated(f"{node}: adds {len(node.inputs)} values, expected two")
+    return _add(plan, replace(node, op="Add"))
+
+
 def _biased(plan: PlanWriter, node: Node) -> Waiting | None:
     """A product to which a constant is added, as the bias of its layer; else None."""
     for name, other in (node.inputs, node.inputs[::-1]):

@@ -34,9 +34,7 @@ GATES = {"LSTM": (0, 3, 1, 2), "GRU": (1, 0, 2), "RNN_TANH": (0,), "RNN_RELU": (
 """Torch's gates in the order of ONNX: i o f c of i f g o, and z r h of r z n."""
 
 FORMS = ("exact", "fast")
-"""Of recurrent layers with int8 weights: the model's numbers, or the fastest operator that the runtime has."""
-
-DIRECTIONS = {False: "forward", True: "bidirectional"}
+"""Of recurrent layers with int8 weights, and of sums: the model's numbers, or the fastest operator of the runtime."""
 
 
 def write_recurrent(writer: GraphWriter, call: RecurrentCall) -> None:
@@ -91,9 +89,7 @@ def cell(writer: GraphWriter, module: Any, x: str, states: Any) -> Any:
     axes = writer.numbers([0], "axes")
     raised = [writer.node("Unsqueeze", one, axes) for one in (x, *given)]
     _, *ends = _layer(writer, _OneStep(module), 0, raised[0], raised[1:])
-    integers = _has_int8_form(_OneStep(module))
-    why = "DynamicQuantizeLSTM: int8 weights, ranges of each call" if integers else f"{_mode(module)}, float weights"
-    writer.tell(integers, why, "recurrent")
+    writer.tell(_has_int8_form(_OneStep(module)), _by_operator(_OneStep(module)), "recurrent")
     done = [writer.node("Squeeze", one, axes) for one in ends]
     for one in done:
         writer.note_size(one, 0, Dimension(x, 0))
@@ -167,9 +163,8 @@ def sequence(writer: GraphWriter, module: Any, x: str, states: Any) -> tuple[Any
     y = writer.node("Transpose", y, perm=[1, 0, 2]) if turns else y
     for axis in (batch_axis, 1 - batch_axis):
         writer.note_size(y, axis, Dimension(x, axis))
-    integers = exact or _has_int8_form(module)
-    fast = "DynamicQuantizeLSTM: int8 weights, ranges of each call" if integers else f"{module.mode}, float weights"
-    writer.tell(integers, _exactly(module) if exact else fast, "recurrent")
+    why = _exactly(module) if exact else _by_operator(module)
+    writer.tell(exact or _has_int8_form(module), why, "recurrent")
     return y, joined[0] if len(joined) == 1 else tuple(joined)
 
 
@@ -192,21 +187,44 @@ def _of_layer(writer: GraphWriter, state: str, layer: int, module: Any) -> str:
 
 def _layer(writer: GraphWriter, module: Any, layer: int, x: str, states: Sequence[str]) -> list[str]:
     """One layer on (time, batch, input): (time, batch, directions * hidden), and its last states."""
-    settings = {"hidden_size": module.hidden_size, "direction": DIRECTIONS[module.bidirectional]}
-    names = ["", "_reverse"] if module.bidirectional else [""]
-    bias = _biases(writer, module, layer, names)
-    head = [x, "", "", bias, "", *states]
-    if _has_int8_form(module):
-        outputs = _int8(writer, module, layer, head, settings)
+    ways = [False, True] if module.bidirectional else [False]
+    if len(ways) > 1 and _has_int8_form(module) and any(one.columns_ih is not None for one in module.directions):
+        each = [_operator(writer, module, layer, x, [_of_way(writer, one, way) for one in states], [way])
+                for way in ways]  # fmt: skip
+        outputs = [writer.node("Concat", *same, axis=0 if place else 1)
+                   for place, same in enumerate(zip(*each, strict=True))]  # fmt: skip
     else:
-        order = GATES[module.mode]
-        for place, kind in ((1, "ih"), (2, "hh")):
-            weights = [_gates(getattr(module, f"weight_{kind}_l{layer}{name}"), order) for name in names]
-            head[place] = writer.constant(torch.stack(weights).float(), f"weight_{kind}_l{layer}")
-        op, more = _float_operator(module, len(names))
-        outputs = writer.several(op, *head, outputs=3 if op == "LSTM" else 2, **settings, **more)
+        outputs = _operator(writer, module, layer, x, states, ways)
     turned = writer.node("Transpose", outputs[0], perm=[0, 2, 1, 3])
-    return [reshaped(writer, turned, (0, 0, len(names) * module.hidden_size)), *outputs[1:]]
+    return [reshaped(writer, turned, (0, 0, len(ways) * module.hidden_size)), *outputs[1:]]
+
+
+def _of_way(writer: GraphWriter, state: str, way: bool) -> str:
+    """(1, batch, hidden) of (directions, batch, hidden)."""
+    return writer.node("Gather", state, writer.numbers([int(way)], "direction"), axis=0)
+
+
+def _operator(
+    writer: GraphWriter, module: Any, layer: int, x: str, states: Sequence[str], ways: Sequence[bool]
+) -> list[str]:
+    """One node for some directions: (time, directions, batch, hidden), and the last states.
+
+    Args:
+        ways: False for the direction from first to last, True for the other.
+    """
+    direction = "bidirectional" if len(ways) > 1 else "reverse" if ways[0] else "forward"
+    settings = {"hidden_size": module.hidden_size, "direction": direction}
+    names = ["_reverse" if way else "" for way in ways]
+    head = [x, "", "", _biases(writer, module, layer, names), "", *states]
+    if _has_int8_form(module):
+        per_layer = 2 if module.bidirectional else 1
+        return _int8(writer, [module.directions[layer * per_layer + way] for way in ways], layer, head, settings)
+    order = GATES[module.mode]
+    for place, kind in ((1, "ih"), (2, "hh")):
+        weights = [_gates(getattr(module, f"weight_{kind}_l{layer}{name}"), order) for name in names]
+        head[place] = writer.constant(torch.stack(weights).float(), f"weight_{kind}_l{layer}")
+    op, more = _float_operator(module, len(names))
+    return writer.several(op, *head, outputs=3 if op == "LSTM" else 2, **settings, **more)
 
 
 def _biases(writer: GraphWriter, module: Any, layer: int, names: Sequence[str]) -> str:
@@ -229,20 +247,41 @@ def _float_operator(module: Any, ways: int) -> tuple[str, dict[str, Any]]:
 
 
 def _has_int8_form(module: Any) -> bool:
-    """Whether a layer has one int8 term a weight, as DynamicQuantizeLSTM takes it."""
+    """Whether DynamicQuantizeLSTM takes its weights."""
     owner = module.cell if isinstance(module, _OneStep) else module
-    if not isinstance(owner, (Int8Cell, Int8Sequence)) or module.mode != "LSTM":
-        return False
-    directions: Any = module.directions
-    return all(one.terms == 1 and one.columns_ih is None for one in directions)
+    return isinstance(owner, (Int8Cell, Int8Sequence)) and module.mode == "LSTM"
 
 
-def _int8(writer: GraphWriter, module: Any, layer: int, head: list[str], settings: dict[str, Any]) -> list[str]:
-    ways, order = 2 if module.bidirectional else 1, GATES[module.mode]
-    directions = [module.directions[layer * ways + way] for way in range(ways)]
-    scales = []
+def _by_operator(module: Any) -> str:
+    """For the report: the operator that a layer became, and what it has otherwise than the model."""
+    if not _has_int8_form(module):
+        owner = module.cell if isinstance(module, _OneStep) else module
+        is_float = not isinstance(owner, (Int8Cell, Int8Sequence))
+        return f"{module.mode}, float weights" + ("" if is_float else ": no runtime has an operator with int8 weights")
+    why = "DynamicQuantizeLSTM: int8 weights, ranges of each call"
+    if any(getattr(one, "activation_bits", 8) != 8 for one in module.directions):
+        why += ", 8 bits of an input of 16"
+    if any(one.terms == 2 for one in module.directions):
+        why += ", the first of two terms of a weight"
+    return why
+
+
+def _int8(
+    writer: GraphWriter, directions: Sequence[Any], layer: int, head: list[str], settings: dict[str, Any]
+) -> list[str]:
+    """DynamicQuantizeLSTM with the layer's integers.
+
+    It has one range of 8 bits for the input of a call. The second term of a weight reads an input so much finer
+    (`quant.nn.base.RESIDUAL_STEPS`) that it would be rounded to 0 there, and is left out.
+    """
+    order, scales = GATES["LSTM"], []
+    columns, size = directions[0].columns_ih, directions[0].q_weight_ih.shape[1] // directions[0].terms
+    if columns is not None:
+        [only] = directions
+        head = [writer.node("Mul", head[0], writer.constant(only.columns_ih[:size], f"columns_l{layer}")), *head[1:]]
     for place, kind in ((1, "ih"), (2, "hh")):
-        weights = torch.stack([_gates(weight_in_bytes(one, f"q_weight_{kind}"), order).t() for one in directions])
+        whole = [weight_in_bytes(one, f"q_weight_{kind}") for one in directions]
+        weights = torch.stack([_gates(one[:, :size] if kind == "ih" else one, order).t() for one in whole])
         head[place], zero_point = integer_weight(writer, weights, f"weight_{kind}_l{layer}")
         scale = torch.stack([_gates(one._buffers[f"scale_{kind}"], order) for one in directions])
         scales.append(writer.constant(scale, f"scale_{kind}_l{layer}"))

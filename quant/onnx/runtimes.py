@@ -30,6 +30,7 @@ class Runtime:
         multiplies_unsigned: uint8 weights are multiplied as integers, too.
         rounds_by_inverse: inputs are rounded by the inverse of their scale, as the model does it; QuantizeLinear
             divides, and a float that lies halfway between two steps may go the other way.
+        joins_sums: an Add between roundings is an integer kernel that rounds some sums otherwise than the model.
     """
 
     name: str
@@ -45,6 +46,7 @@ class Runtime:
     fast_gather: bool = False
     multiplies_unsigned: bool = False
     rounds_by_inverse: bool = False
+    joins_sums: bool = False
 
 
 RUNTIMES = {
@@ -57,6 +59,7 @@ RUNTIMES = {
         joins_dynamic=True,
         multiplies_unsigned=True,
         rounds_by_inverse=True,
+        joins_sums=True,
     ),
     "openvino": Runtime(
         "openvino", "OpenVINO", padded_means=False, transposes=True, splits_channels=False, fast_gather=True

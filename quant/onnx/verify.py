@@ -19,11 +19,13 @@ from quant.onnx import file as onnx_file
 from quant.onnx.export_report import StepDifference, Verification
 from quant.onnx.file import Node, OnnxFile, TensorKind, write_onnx
 from quant.onnx.graph_writer import OPSET, DynamicInput, GraphWriter
+from quant.onnx.returned import returned
 from quant.runtime.binding import bound_values
 from quant.runtime.matching import CaptureMismatch
+from quant.runtime.names import attribute
 from quant.runtime.program import Program
 from quant.runtime.program_runner import ProgramRunner
-from quant.runtime.trees import Ref, leaves, map_leaves
+from quant.runtime.trees import Attr, Ref, map_leaves
 from quant.runtime.values import Held, at
 
 Values = Mapping[str, Tensor]
@@ -71,7 +73,7 @@ def verified(
         overflowing = tuple(dict.fromkeys(writer.overflowing))
         saturating = overflowing if overflowing and _saturates(run, Path(folder)) else ()
     held = held_values(writer.runner, given)
-    outputs = [held.of(values[leaf.index]) for leaf in leaves(writer.program.output) if isinstance(leaf, Ref)]
+    outputs = [_output(writer, held, leaf) for _, leaf in returned(writer.program)]
     errors = {name: _error(theirs[name], one) for name, one in zip(file.outputs, outputs, strict=True)}
     shift = 128 if writer.runtime.signed else 0
     steps = [_difference(values[one].name, theirs[name], held.integers[values[one].node], shift)
@@ -81,6 +83,16 @@ def verified(
         source = values[one.source]
         steps.append(_difference(source.name, theirs[name], _rows(one, held.of(source)), 0))
     return Verification(ran_in, errors, tuple(steps), kernels, saturating)
+
+
+def _output(writer: GraphWriter, held: Held, leaf: Any) -> Tensor:
+    """A tensor that the model returns."""
+    if isinstance(leaf, Ref):
+        tensor = held.of(writer.program.values[leaf.index])
+    else:
+        tensor = attribute(writer.root, leaf.path) if isinstance(leaf, Attr) else leaf
+    assert isinstance(tensor, Tensor)
+    return tensor
 
 
 def _rows(one: DynamicInput, x: Tensor) -> Tensor:

@@ -47,7 +47,7 @@ def verify_onnx(
         raise ValueError(f"quant.onnx.verify_onnx: {path} has no 'octet.runtime': it is no file of quant.export_onnx")
     current, writer = file_of(
         model, said["octet.runtime"], said.get("octet.target", "vnni"), example_inputs,
-        said.get("octet.recurrent", "fast"),
+        said.get("octet.recurrent", "fast"), said.get("octet.sums", "fast"),
     )  # fmt: skip
     problem = next(_differences(file, current), None)
     if problem is not None:

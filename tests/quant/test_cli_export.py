@@ -15,7 +15,9 @@ import torch
 from safetensors.torch import save_file
 
 import quant
-from quant.cli import export_command, formats
+from quant.cli import export_command, formats, main
+from quant.onnx.recurrent_layers import FORMS
+from quant.onnx.runtimes import RUNTIMES, TARGETS
 
 from .test_cli import Cli, cli  # noqa: F401 - a fixture
 
@@ -99,6 +101,66 @@ def test_a_file_of_onnx(shell: Cli) -> None:
         assert torch.equal(quant.load_onnx("model.onnx")(torch.ones(3, 8)), model(torch.ones(3, 8)))
 
 
+def exported(shell: Cli, *words: str) -> str:
+    """A tagger with int8 weights in words.onnx, and two sentences in words.npy."""
+    pytest.importorskip("onnx", reason="onnx is not installed")
+    shell.run("dynamic", *shell.model("tagger"), "--out", "tagger.safetensors")
+    numpy.save("words.npy", numpy.array([[1, 2, 3], [4, 5, 6]]))
+    export = ("export", "tagger.safetensors", *shell.model("tagger"), "--format", "onnx", "--out", "words.onnx")
+    return shell.run(*export, "--example", "words.npy", *words)
+
+
+@pytest.mark.parametrize(("form", "said"), [("exact", "MatMul of integers, steps in a Scan"), ("fast", "DynamicQ")])
+def test_the_settings_of_onnx(shell: Cli, form: str, said: str) -> None:
+    printed = json.loads(exported(shell, "--target", "avx2", "--recurrent", form, "--json"))
+    report = printed["report"]
+    [states] = [one["why"] for one in report["steps"] if one["step"] == "states"]
+    assert states.startswith(said)
+    assert (report["target"], report["overflowing"], report["verification"]) == ("avx2", [], None)
+    printed = json.loads(exported(shell, "--runtime", "openvino", "--json"))
+    assert printed["report"]["runtime"] == "OpenVINO"
+
+
+def test_an_exported_file_is_verified(shell: Cli) -> None:
+    pytest.importorskip("onnxruntime", reason="onnxruntime is not installed")
+    assert "uint8 values are the same" in exported(shell, "--target", "avx2", "--verify")
+    verify = ("verify", "tagger.safetensors", "words.onnx", *shell.model("tagger"), "--example", "words.npy")
+    assert "uint8 values are the same" in shell.run(*verify, "--max-error", "0.002")
+    found = json.loads(shell.run(*verify, "--json"))
+    assert found["same_bits"] is not any(found["outputs"].values())
+    assert found["steps"]
+    assert found["ran_in"].startswith("ONNX Runtime ")
+
+
+def test_an_error_larger_than_asked_for_is_status_2(shell: Cli, capsys: pytest.CaptureFixture[str]) -> None:
+    """The file's form of the recurrent layer is another model than ours."""
+    pytest.importorskip("onnxruntime", reason="onnxruntime is not installed")
+    exported(shell, "--target", "avx2", "--recurrent", "fast")
+    words = ("verify", "tagger.safetensors", "words.onnx", *shell.model("tagger"), "--example", "words.npy")
+    assert main([*words, "--max-error", "1e-12"]) == 2
+    printed = capsys.readouterr()
+    assert "relative error of outputs: output " in printed.out
+    assert "from the model's, relative, more than --max-error 1e-12" in printed.err
+
+
+def test_a_file_of_another_model_is_not_verified(shell: Cli) -> None:
+    pytest.importorskip("onnxruntime", reason="onnxruntime is not installed")
+    exported(shell, "--target", "avx2")
+    static(shell)
+    wrong = ("verify", "model.q8", "words.onnx", *shell.model())
+    assert "words.onnx does not fit Sequential: its inputs are 'words'" in shell.fails(*wrong)
+    assert "there is no file none.onnx" in shell.fails("verify", "model.q8", "none.onnx", *shell.model())
+    assert "there is no file none.q8" in shell.fails("verify", "none.q8", "words.onnx", *shell.model())
+
+
+@pytest.mark.parametrize("words", [("--target", "avx2"), ("--sums", "fast"), ("--verify",), ("--runtime", "ort")])
+def test_settings_of_onnx_are_refused_for_other_formats(shell: Cli, words: tuple[str, ...]) -> None:
+    static(shell)
+    export = ("export", "model.q8", *shell.model(), "--format", "runner", "--out", "run.q8", *words)
+    assert f"{words[0]} goes with --format onnx, not with runner" in shell.fails(*export)
+    assert not Path("run.q8").exists()
+
+
 @pytest.mark.parametrize(("name", "package"), [("onnx", "onnx"), ("pte", "executorch.exir")])
 def test_a_package_that_is_missing_is_named(
     shell: Cli, name: str, package: str, monkeypatch: pytest.MonkeyPatch
@@ -112,6 +174,8 @@ def test_a_package_that_is_missing_is_named(
 
 def test_the_names_are_those_of_the_table() -> None:
     assert sorted(export_command.FORMAT_NAMES) == sorted(formats.FORMATS)
+    assert tuple(RUNTIMES) == export_command.RUNTIMES
+    assert (export_command.TARGETS, export_command.FORMS) == (TARGETS, FORMS)
 
 
 def test_bad_input(shell: Cli) -> None:

@@ -260,7 +260,8 @@ def test_weights_that_can_overflow_are_uint8_without_vnni(tmp_path: Path) -> Non
     file, writer = file_of(quantized(network("relu"), data, weight_bits=7), target="avx2")
     assert not writer.unsigned
     assert file.constants["first.weight"].dtype == torch.int8
-    assert file.metadata == {"octet.runtime": "ort", "octet.target": "avx2", "octet.recurrent": "exact"}
+    forms = {"octet.recurrent": "exact", "octet.sums": "exact"}
+    assert file.metadata == {"octet.runtime": "ort", "octet.target": "avx2", **forms}
 
 
 def test_other_runtimes_refuse_weights_that_can_overflow() -> None:
@@ -415,6 +416,35 @@ def test_the_fast_form_of_recurrent_layers_in_onnxruntime(which: str, tmp_path: 
     assert report["layer"].integer == (layer is nn.LSTM)
     expected = "DynamicQuantizeLSTM" if layer is nn.LSTM else layer.__name__
     assert expected in report.verification.kernels
+
+
+@pytest.mark.parametrize("bits", [8, 16, "auto"])
+@pytest.mark.parametrize("which", ["lstm", "stacked lstm of two directions"])
+def test_the_fast_form_of_dynamic_layers_has_int8_weights(which: str, bits: Any, tmp_path: Path) -> None:
+    """Those whose weights have two terms, or columns by their norms, too."""
+    layer, settings = RECURRENT[which]
+    recipe, words = quant.Recipe(default=quant.QConfig(activation_bits=bits)), torch.randint(0, 30, (2, 17))
+    q = quant.quantize_dynamic(Tagger(layer, **settings).eval(), recipe)
+    direction = q.get_submodule("layer").directions[0]
+    assert (direction.terms, direction.columns_ih is None) == {8: (1, True), 16: (1, False), "auto": (2, False)}[bits]
+    report = exported(q, tmp_path, [words], recurrent="fast", example_inputs=(words,))
+    assert report.verification is not None
+    assert max(report.verification.outputs.values()) < 0.03
+    assert "LSTM" not in report.verification.kernels
+    assert report["layer"].integer
+    assert ("8 bits of an input of 16" in report["layer"].why) == (bits != 8)
+    assert ("the first of two terms of a weight" in report["layer"].why) == (bits == "auto")
+
+
+@pytest.mark.parametrize("how", ["static", "dynamic"])
+def test_float_weights_of_the_fast_form_are_said(how: str) -> None:
+    words = torch.randint(0, 30, (3, 11))
+    model = Tagger(nn.GRU).eval()
+    q = quantized(model, [words]) if how == "static" else quant.quantize_dynamic(model)
+    _, writer = file_of(q, example_inputs=None if how == "static" else (words,), recurrent="fast")
+    [form] = [one for one in writer.forms if one.step == "layer"]
+    assert not form.integer
+    assert form.why == "GRU, float weights: no runtime has an operator with int8 weights"
 
 
 class Projected(nn.Module):
@@ -627,9 +657,11 @@ def test_cells_in_onnxruntime(which: str, tmp_path: Path) -> None:
     assert integers == {"static": 6, "dynamic": 7, "float": 1}[which], "two products a cell, and the last layer's"
 
 
-def test_the_fast_form_of_a_cell(tmp_path: Path) -> None:
+@pytest.mark.parametrize("how", ["static", "dynamic"])
+def test_the_fast_form_of_a_cell(how: str, tmp_path: Path) -> None:
     call = torch.randn(3, 16), torch.randn(3, 32).tanh(), torch.randn(3, 32)
-    report = exported(quantized(Stepwise().eval(), [call]), tmp_path, call, recurrent="fast")
+    q = quantized(Stepwise().eval(), [call]) if how == "static" else quant.quantize_dynamic(Stepwise().eval())
+    report = exported(q, tmp_path, call, recurrent="fast", example_inputs=None if how == "static" else call)
     assert report.verification is not None
     assert max(report.verification.outputs.values()) < 0.03
     assert report.verification.kernels["DynamicQuantizeLSTM"] == 1

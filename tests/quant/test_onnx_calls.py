@@ -8,9 +8,11 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 import quant
+from quant.nn import TiedEmbedding
 from quant.onnx import ExportReport
 from quant.onnx.export import file_of
 
@@ -55,6 +57,7 @@ FUNCTIONS: dict[str, tuple[Callable[[Tensor], Tensor], int]] = {
     "max of a dimension": (lambda y: y - y.max(1, keepdim=True)[0] - y.min(1, keepdim=True).values, 16),
     "max of two": (lambda y: torch.max(y, -y), 16),
     "max of all": (lambda y: y / y.max(), 16),
+    "quotient rounded down": (lambda y: torch.div(y, 0.25, rounding_mode="floor") + y, 16),
     "argmin": (lambda y: y.gather(1, y.argmin(1, keepdim=True)) + y, 16),
 }
 
@@ -213,6 +216,127 @@ def test_dynamic_layers_with_16_bits(per_row: bool, tmp_path: Path) -> None:
     assert report.verification is not None
     assert report.verification.kernels["MatMulInteger"] == 4, "two bytes of each value"
     assert "outputs alone are compared" in str(report)
+
+
+class Decoder(nn.Module):
+    """Resizes to the sizes of another input, integers and reals."""
+
+    def __init__(self, **settings: Any) -> None:
+        super().__init__()
+        self.stem, self.side, self.last = nn.Conv2d(3, 8, 3), nn.Conv2d(3, 8, 1), nn.Conv2d(8, 4, 1)
+        self.settings = settings
+
+    def forward(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        z = F.interpolate(torch.relu(self.stem(x)), size=y.shape[2:], **self.settings)
+        done = self.last(z + self.side(y))
+        return done, F.interpolate(done, size=(x.shape[2], 9), **self.settings)
+
+
+@pytest.mark.parametrize("settings", [{}, {"mode": "bilinear"}, {"mode": "bilinear", "align_corners": True}])
+def test_resizing_to_sizes_that_differ_between_calls(settings: dict[str, Any], tmp_path: Path) -> None:
+    def call(*sizes: int) -> tuple[Tensor, Tensor]:
+        return torch.randn(2, 3, *sizes[:2]), torch.randn(2, 3, *sizes[2:])
+
+    q = quant.quantize_static(Decoder(**settings).eval(), [call(14, 16, 20, 18), call(10, 12, 15, 13)], progress=False)
+    file_of(q, "openvino")
+    for sizes in ((8, 10, 10, 8), (17, 9, 11, 31), (8, 8, 100, 37)):
+        assert largest(exported(q, tmp_path, call(*sizes))) < 1e-4
+
+
+def test_a_resize_by_a_factor_computed_anew_is_refused() -> None:
+    class Anew(Decoder):
+        def forward(self, x: Tensor, y: Tensor) -> Tensor:
+            return self.last(F.interpolate(self.stem(x), scale_factor=0.7, recompute_scale_factor=True))
+
+    calls = [(torch.randn(2, 3, size, size), torch.zeros(1)) for size in (14, 17)]
+    q = quant.quantize_static(Anew().eval(), calls, progress=False)
+    with pytest.raises(ValueError, match=r"resizes by a factor computed anew, .* differ between calls; give the sizes"):
+        file_of(q)
+
+
+class OfParameters(nn.Module):
+    """Reads the dtype and the shape of a parameter, and returns a parameter and a number beside its result."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.table = nn.Linear(12, 16), nn.Parameter(torch.randn(5, 16))
+
+    def forward(self, x: Tensor) -> tuple[Tensor, nn.Parameter, int]:
+        y = self.layer(x.to(self.table.dtype))
+        return y.reshape(-1, self.table.shape[1]) @ self.table.t(), self.table, x.shape[0] + 1
+
+
+def test_parameters_that_are_read_and_returned(tmp_path: Path) -> None:
+    q = quant.quantize_static(OfParameters().eval(), [torch.randn(8, 12) for _ in range(2)], progress=False)
+    report = exported(q, tmp_path, torch.randn(3, 12))
+    assert largest(report) < 1e-6
+    assert report.verification is not None
+    assert len(report.verification.outputs) == 2
+    assert "the model also returns what is no tensor: a number at 'output_2'" in str(report)
+
+
+class Tied(nn.Module):
+    """An embedding that is the last layer's weight."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words, self.out = nn.Embedding(40, 64), nn.Linear(64, 40, bias=False)
+        with torch.no_grad():
+            self.words.weight *= torch.logspace(-2, 2, 64)  # columns that 8 bits would lose
+        self.out.weight = self.words.weight
+
+    def forward(self, words: Tensor) -> Tensor:
+        return self.out(self.words(words))  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize("bits", [8, 16, "auto"])
+def test_an_embedding_tied_to_a_dynamic_layer(bits: Any, tmp_path: Path) -> None:
+    recipe, words = quant.Recipe(default=quant.QConfig(activation_bits=bits)), torch.randint(0, 40, (3, 7))
+    q = quant.quantize_dynamic(Tied().eval(), recipe)
+    table = q.get_submodule("words")
+    assert isinstance(table, TiedEmbedding)
+    assert (table.columns is None) == (bits == 8)
+    assert largest(exported(q, tmp_path, words, example_inputs=words)) < 1e-5
+
+
+def test_a_tied_embedding_with_groups_is_refused_by_name(tmp_path: Path) -> None:
+    recipe = quant.Recipe(default=quant.QConfig(weight_bits=4, group_size=32))
+    q = quant.quantize_dynamic(Tied().eval(), recipe)
+    with pytest.raises(ValueError, match=r"layer '\w+' .*expected a scale per output; quantise it without group_size"):
+        file_of(q, example_inputs=torch.randint(0, 40, (3, 7)))
+
+
+class Sums(nn.Module):
+    """Sums of integers: of two layers, of one with the sum before, one that subtracts, and one clamped at 0."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Conv2d(8, 8, 1) for _ in range(5))
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.layers[0](x)
+        for place, layer in enumerate(self.layers[1:4]):
+            y = layer(x)
+            x = x - y if place == 1 else torch.relu(x + y) if place else x + y
+        return self.layers[4](x)  # type: ignore[no-any-return]
+
+
+def test_sums_have_the_models_bits(tmp_path: Path) -> None:
+    """Those of ONNX Runtime's QLinearAdd, which "fast" is, are other integers for some pairs of some ranges."""
+    differing = {"exact": 0, "fast": 0}
+    for _ in range(4):
+        q = quant.quantize_static(Sums().eval(), [torch.rand(4, 8, 32, 32) - 0.4], progress=False)
+        for form in differing:
+            report = exported(q, tmp_path, torch.rand(4, 8, 128, 128) - 0.4, sums=form)
+            assert report.verification is not None
+            assert report.verification.kernels.get("QLinearAdd", 0) == (2 if form == "fast" else 0)
+            differing[form] += sum(one.differing > 0 for one in report.verification.steps)
+            loaded, x = quant.load_onnx(tmp_path / "model.onnx"), torch.rand(2, 8, 32, 32)
+            assert not loaded.in_torch
+            with torch.no_grad():
+                assert torch.equal(loaded(x), q(x))
+    assert differing["exact"] == 0
+    assert differing["fast"] > 0, "or the test shows nothing"
 
 
 def test_reals_that_are_rounded_by_the_inverse_of_a_scale(tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 import quant
 from quant.export.naming import named_leaves
 from quant.export.whole_plan import ExportError, runner_of
-from quant.onnx.export import VALUES
+from quant.onnx.returned import returned
 from quant.runtime.binding import bound_values
 
 from .entry import Batch, Entry
@@ -90,7 +90,7 @@ def outputs_of(output: Any) -> dict[str, Tensor]:
 
 def _outputs_of_the_file(q: nn.Module) -> list[str]:
     """The tensors that a file gives; those of objects (a cache) too, which are no outputs by name of the model."""
-    return [name for name, leaf in named_leaves(runner_of(q).program.output, "output_") if isinstance(leaf, VALUES)]
+    return [name for name, _ in returned(runner_of(q).program)]
 
 
 def call_of(entry: Entry, q: nn.Module, batch: Batch) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
