@@ -298,7 +298,7 @@ def _check(prepared: nn.Module, batches: object, limit: int | None) -> None:
     if not checkpoints.observers_of(prepared):
         raise ValueError(
             f"calibrate.run: {type(prepared).__name__} has no observers; quant.prepare(model, example_inputs) puts "
-            "them in"
+            "them in, where values have static ranges: dynamic layers need no calibration"
         )
     check_batches(batches, "calibrate.run")
     if limit is not None and limit < 1:

@@ -224,6 +224,36 @@ def test_what_cannot_be_rounded_anew_is_left_with_a_reason() -> None:
     quant.convert(p)
 
 
+class Words(nn.Module):
+    """A table, a recurrent layer and a linear one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table, self.lstm, self.head = nn.Embedding(20, 8), nn.LSTM(8, 8, batch_first=True), nn.Linear(8, 4)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        return self.head(self.lstm(self.table(ids))[0])
+
+
+def test_dynamic_and_recurrent_layers_are_left_with_a_reason() -> None:
+    torch.manual_seed(0)
+    data = list(torch.randint(20, (64, 5)).split(32))
+    result = learn(prepared(Words().eval(), data, quant.Recipe()), data, "gptq")
+    assert [one.name for one in result.layers] == ["head"]
+    assert result.left["table"] == "a table has no inputs to be multiplied with"
+    assert result.left["lstm"].startswith("it is recurrent")
+    assert "lstm" in str(result)
+
+    per_call = quant.Recipe(default=quant.QConfig(activation_observer="dynamic"))
+    rows = list(torch.randn(64, 8).split(32))
+    two = nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 4)).eval()
+    with pytest.raises(ValueError, match=r"no layer can be rounded anew; 0: it is dynamic; quant\.quantize_dynamic"):
+        quant.quantize_static(two, rows, per_call, rounding="gptq", progress=False)
+    nothing = quant.prepare(Words().eval(), data[0], quant.Recipe({"table": quant.QConfig()}, default=None))
+    with pytest.raises(ValueError, match="no layer can be rounded anew; table: a table"):
+        learn(nothing, data, "gptq")
+
+
 def test_a_layer_without_a_bias_gets_none() -> None:
     torch.manual_seed(0)
     data = [torch.rand(64, 8) + 1.0]
