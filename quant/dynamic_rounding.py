@@ -1,5 +1,5 @@
 """Integers of dynamic layers by what they do to the layers' outputs, from data (equation R1, `quant/rounding/`): of
-linear layers, and of the input projections of recurrent ones.
+linear layers, and of recurrent ones, by their inputs and by the states that their steps give.
 
 Needs no capture: hooks on the float layers see their inputs. As with GPTQ's own models, a group of layers (those of one
 block, by their names) is solved at a time, and runs on its rounded weights while the inputs of later ones are looked
@@ -109,14 +109,14 @@ def round_by_data(
 
 @dataclass(eq=False)
 class _Part:
-    """A weight that is multiplied with inputs: of a linear layer, or of a recurrent one's input projections.
+    """A weight of a linear layer, or of a recurrent one.
 
     Attributes:
         decision: of its layer.
         name: of the weight's layer, or of the weight where the layer has several.
         real: the float parameter.
         layer: the int8 module that holds the integers.
-        suffix: of the names of its buffers.
+        suffix: of the names of its buffers: "_ih" of a recurrent layer's input projection, "_hh" of its states'.
     """
 
     decision: Decision
@@ -126,8 +126,8 @@ class _Part:
     suffix: str = ""
 
     def held(self, name: str) -> Any:
-        """Its q_weight, scale or columns."""
-        return getattr(self.layer, name + self.suffix)
+        """Its q_weight, scale or columns; states have no columns."""
+        return getattr(self.layer, name + self.suffix, None)
 
     def rows(self) -> Tensor:
         """The float weight, (out, in)."""
@@ -138,31 +138,35 @@ class _Part:
         """Take integers, and let the float layer have the weight that they stand for."""
         self.held("q_weight").copy_(q.q_weight)
         self.held("scale").copy_(q.scale)
-        stands_for = self.layer.weight if isinstance(self.layer, Linear) else self.layer.float_tensor("weight_ih")
+        stands_for = (
+            self.layer.weight if isinstance(self.layer, Linear) else self.layer.float_tensor(f"weight{self.suffix}")
+        )
         assert stands_for is not None
         self.real.data.copy_(stands_for)
 
 
 def _parts(one: Decision) -> list[_Part]:
-    """The weights of a layer that are rounded by data. Recurrent weights read the layer's own outputs, and are not; an
-    input projection in two int8 terms has nothing to gain."""
+    """The weights of a layer that are rounded by data: no projection of a state, whose inputs stay within the kernel,
+    and no input projection in two int8 terms, which has nothing to gain."""
     layer, name = one.replacement, one.names[0]
     if isinstance(layer, Linear):
         return [_Part(one, name, _weight(one.module), layer)]
     if isinstance(layer, RecurrentCell):
-        places = [(layer.direction, "weight_ih", tensors_of(one.module, 0, False))]
+        places = [("", layer.direction, tensors_of(one.module, 0, False))]
     elif isinstance(layer, RecurrentSequence):
         places = [
-            (direction, f"weight_ih_l{depth}{'_reverse' * reverse}", tensors_of(one.module, depth, reverse))
+            (f"_l{depth}{'_reverse' * reverse}", direction, tensors_of(one.module, depth, reverse))
             for direction, (depth, reverse) in zip(layer.directions, directions_of(one.module), strict=True)
         ]
     else:
         return []
-    return [
-        _Part(one, full_name(name, key), tensors.weight_ih, direction, "_ih")
-        for direction, key, tensors in places
-        if direction.terms == 1
-    ]
+    parts = []
+    for end, direction, tensors in places:
+        assert isinstance(direction, Direction)
+        if direction.terms == 1:
+            parts.append(_Part(one, full_name(name, f"weight_ih{end}"), tensors.weight_ih, direction, "_ih"))
+        parts.append(_Part(one, full_name(name, f"weight_hh{end}"), tensors.weight_hh, direction, "_hh"))
+    return parts
 
 
 def _said(parts: Sequence[_Part], kept: Checkpoint, moments: dict[str, _Seen]) -> str:
@@ -175,10 +179,9 @@ def _said(parts: Sequence[_Part], kept: Checkpoint, moments: dict[str, _Seen]) -
             else "the batches do not call it"
         )
     nearest, chosen = (sum(numbers[place] for numbers in done) for place in (0, 1))
-    what = "rounded" if isinstance(parts[0].layer, Linear) else "input projections rounded"
     if nearest <= chosen:
         return ""
-    return f"{what} by its outputs, with {chosen / nearest:.2f} of the error of rounding to nearest"
+    return f"rounded by its outputs, with {chosen / nearest:.2f} of the error of rounding to nearest"
 
 
 def _block(name: str) -> str:
@@ -203,7 +206,14 @@ class _Seen:
 
     def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """A hook before the layer's forward."""
-        x = next(iter((*args, *kwargs.values())))
+        self.add(next(iter((*args, *kwargs.values()))))
+
+    def states(self, module: nn.Module, args: tuple[Any, ...], outputs: tuple[Tensor, ...]) -> None:
+        """A hook behind a recurrent direction: of the states that its steps give, and so read."""
+        self.add(outputs[0])
+
+    def add(self, x: Tensor) -> None:
+        """Add the rows of (..., K)."""
         rows = x.detach().to(torch.float32).reshape(-1, x.shape[-1])
         self.calls += 1
         sound = torch.isfinite(rows).all(1)
@@ -225,7 +235,10 @@ def _moments(model: nn.Module, group: Sequence[_Part], batches: Sequence[Any], r
     hooks = []
     for one in group:
         read_by = one.decision.module if isinstance(one.layer, Linear) else one.layer
-        hooks.append(read_by.register_forward_pre_hook(seen[one.name], with_kwargs=True))
+        if one.suffix == "_hh":
+            hooks.append(read_by.register_forward_hook(seen[one.name].states))
+        else:
+            hooks.append(read_by.register_forward_pre_hook(seen[one.name], with_kwargs=True))
     for decision in {id(one.decision): one.decision for one in group}.values():
         if not isinstance(decision.replacement, Linear):
             hooks.append(decision.module.register_forward_pre_hook(_calling(decision), with_kwargs=True))

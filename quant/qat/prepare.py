@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -28,6 +28,7 @@ from quant.qat.learned_start import start_from_learned
 from quant.qat.runner import TrainingRunner
 from quant.recipe import QConfig, Recipe, RecipeError
 from quant.recipe_check import check_observers
+from quant.runtime.layers.weighted import QWeight
 from quant.runtime.names import attribute, full_name
 from quant.runtime.programs import RESERVED
 from quant.runtime.trees import Attr
@@ -105,7 +106,7 @@ def _from_calibrated(model: nn.Module, recipe: Recipe | None) -> nn.Module:
                 quantizer = trainer.observer(slot.name)
                 assert isinstance(quantizer, FakeQuantizeBase)
                 quantizer.start(*ranges[one.fused.slot_like(slot)])
-            _start_weight_scales(trainer, one)
+            _start_weight_scales(trainer, one.learned_weights)
     _name(prepared)
     return prepared
 
@@ -155,14 +156,14 @@ def _without_observers(qconfig: QConfig) -> QConfig:
     return replace(qconfig, **{name: getattr(usual, name) for name in names})
 
 
-def _start_weight_scales(trainer: TrainingRunner, calibrated: GraphRunner) -> None:
+def _start_weight_scales(trainer: Any, learned_weights: Mapping[str, QWeight]) -> None:
     """Begin learned scales of weights with those of the integers that `learn_rounding` chose.
 
     Others are set at the first batch, as LSQ has it: finer than the range of the largest weight, which few bits want.
     """
     for step in trainer.fused.steps:
         quantizer = trainer.weight_quantizer(step) if isinstance(step.operator, Weighted) else None
-        learned = calibrated.learned_weights.get(step.name)
+        learned = learned_weights.get(step.name)
         if quantizer is not None and learned is not None:
             top = learned.scale * quantizer.scheme.quant_max
             top = top if quantizer.scheme.axis is not None else top.amax()

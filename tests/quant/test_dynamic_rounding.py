@@ -240,7 +240,7 @@ def sequences(size: int = 160) -> list[Tensor]:
 
 @pytest.mark.parametrize("rounding", ["gptq", "adaround"])
 @pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU, nn.RNN])
-def test_input_projections_of_recurrent_layers(kind: type[nn.Module], rounding: str) -> None:
+def test_weights_of_recurrent_layers(kind: type[nn.Module], rounding: str) -> None:
     torch.manual_seed(0)
     model, data = Recurrent(kind).eval(), sequences()
     recipe = quant.Recipe({"rnn": quant.QConfig(weight_bits=4)}, default=None)
@@ -257,9 +257,14 @@ def test_input_projections_of_recurrent_layers(kind: type[nn.Module], rounding: 
             x = data[3].reshape(-1, 160) if layer == 0 else _outputs(model, data[3])
             gains = 0.9 if layer == 0 else 1.0  # states of an untrained network hardly correlate
             assert (x @ (own - real).t()).norm() < gains * (x @ (other - real).t()).norm(), end
-            assert torch.equal(getattr(q.rnn, f"weight_hh_{end}"), getattr(scaled.rnn, f"weight_hh_{end}"))
+            assert not torch.equal(getattr(q.rnn, f"weight_hh_{end}"), getattr(scaled.rnn, f"weight_hh_{end}"))
+    states = model.rnn(data[3])[0].detach()[..., :32].reshape(-1, 32) if kind is not nn.LSTM else None
+    if states is not None:  # of the second layer, forwards
+        real, own, other = (one.rnn.weight_hh_l1 for one in (model, q, scaled))
+        assert (states @ (own - real).t()).norm() < (states @ (other - real).t()).norm()
+    assert error(q, model, data[3:]) < error(scaled, model, data[3:])
     assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
-    assert "input projections rounded by its outputs, with 0." in quant.summary(q)["rnn"].detail
+    assert "rounded by its outputs, with 0." in quant.summary(q)["rnn"].detail
 
 
 def _outputs(model: Any, x: Tensor) -> Tensor:
