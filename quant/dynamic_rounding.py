@@ -31,7 +31,7 @@ from quant.nn import Linear
 from quant.nn.linear import Conv1D
 from quant.nn.recurrent import Direction, RecurrentCell, RecurrentSequence
 from quant.recipe import QConfig
-from quant.recurrent_layers import directions_of, tensors_of
+from quant.recurrent_layers import Tensors, directions_of, tensors_of
 from quant.rounding.checkpoint import Checkpoint, identity
 from quant.rounding.descent import output_error
 from quant.rounding.gptq import DAMPING
@@ -151,6 +151,7 @@ def _parts(one: Decision) -> list[_Part]:
     layer, name = one.replacement, one.names[0]
     if isinstance(layer, Linear):
         return [_Part(one, name, _weight(one.module), layer)]
+    places: list[tuple[str, nn.Module, Tensors]]
     if isinstance(layer, RecurrentCell):
         places = [("", layer.direction, tensors_of(one.module, 0, False))]
     elif isinstance(layer, RecurrentSequence):
