@@ -1,12 +1,13 @@
 """What rounding weights by their outputs keeps: nearest, GPTQ and AdaRound at 8, 4 and 3 bits, without any training.
 
-    python benchmarks/bench_rounding.py [mobilenet_v3 efficientnet_b0 depthwise | lite0 | language] [--images N]
+    python benchmarks/bench_rounding.py [mobilenet_v3 efficientnet_b0 depthwise | lite0 | language | words] [--images N]
     [--samples N]
 
 The first three are trained on Fashion-MNIST (`mobile_networks.py`, tutorials/models.py; weights are kept in the
 cache) and scored on its test images: accuracy, and the points to float. `lite0` is EfficientNet-Lite0 as its package
 has it: seconds of AdaRound by layer, and how far the logits of photos are from float. `language` is
-a small Llama-like model of Shakespeare's characters (`language_network.py`), by its perplexity. CPU seconds are those
+a small Llama-like model of Shakespeare's characters (`language_network.py`), by its perplexity; `words` are g2p-en's
+recurrent layers, by the words that it says right. CPU seconds are those
 of one process, whatever else the machine does.
 """
 
@@ -33,7 +34,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tutorials"))
 
 from train_fashion import accuracy
 from train_fashion import trained as tutorial_network
-from zoo import efficientnet, fashion
+from zoo import efficientnet, fashion, g2p
 from zoo.fetch import DataUnavailable
 
 SAMPLES = 256
@@ -166,9 +167,31 @@ def in_groups(model: nn.Module, batches: Sequence[Tensor], bits: int, method: st
     return copied
 
 
+def words(samples: int) -> Iterator[list[str]]:
+    """Words that g2p-en says right with narrow weights in its two recurrent layers; data are words of neither list."""
+    model = g2p.load()
+    calibration, seen, _ = g2p.split(samples, 600, 1)
+    dictionary = g2p.pronunciations()
+    data = [g2p.encode_words(calibration[place : place + 32]) for place in range(0, len(calibration), 32)]
+
+    def row(weights: str, method: str, q: nn.Module, seconds: float) -> list[str]:
+        said = g2p.predict(q, seen)
+        right = sum(one in dictionary[word] for one, word in zip(said, seen, strict=True))
+        return [weights, method, f"{100 * right / len(seen):.1f} %", f"{seconds:.0f}"]
+
+    yield row("float", "", model, 0.0)
+    for bits in (4, 3):
+        recipe = quant.Recipe(dict.fromkeys(("encoder", "decoder"), quant.QConfig(weight_bits=bits)), default=None)
+        yield row(f"{bits} bits", "largest weight", quant.quantize_dynamic(model, recipe), 0.0)
+        for method in ("nearest", "gptq", "adaround"):
+            began = time.process_time()
+            q = quant.quantize_dynamic(model, recipe, batches=data, rounding=method, progress=False)
+            yield row(f"{bits} bits", method, q, time.process_time() - began)
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    names = ["mobilenet_v3", "efficientnet_b0", "depthwise", "lite0", "language"]
+    names = ["mobilenet_v3", "efficientnet_b0", "depthwise", "lite0", "language", "words"]
     parser.add_argument("networks", nargs="*", default=names, help=f"of {', '.join(names)} (default all)")
     parser.add_argument("--images", type=int, default=10_000, help="score at most so many test images (default all)")
     parser.add_argument("--samples", type=int, default=SAMPLES, help=f"to calibrate and round by (default {SAMPLES})")
@@ -184,6 +207,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
                     ["EfficientNet-Lite0", "SQNR", "same class", "right", "CPU s"],
                     lite0(options.samples, options.methods),
                 )
+            elif name == "words":
+                header, rows = ["g2p-en", "rounding", "words right", "CPU s"], words(options.samples)
             elif name == "language":
                 header = ["language model", "rounding", "perplexity", "to float", "CPU s"]
                 rows = language(options.samples)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from quant.calibrate.batch_norm import BatchNormEstimate, reestimate_batch_norm
 from quant.calibrate.distributed import sync
 from quant.calibrate.driver import Calibration, run
 from quant.calibrate.errors import CalibrationError, CalibrationWarning, CheckpointError, DataError
@@ -10,6 +11,7 @@ from quant.calibrate.readers import read
 from quant.calibrate.report import Row, ranges
 
 __all__ = [
+    "BatchNormEstimate",
     "Calibration",
     "CalibrationError",
     "CalibrationWarning",
@@ -19,6 +21,7 @@ __all__ = [
     "load_ranges",
     "ranges",
     "read",
+    "reestimate_batch_norm",
     "run",
     "save_ranges",
     "set_ranges",

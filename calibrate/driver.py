@@ -90,7 +90,7 @@ def run(
     checkpoints.check_folder(checkpoint, "calibrate.run")
     began = time.perf_counter()
     path = None if checkpoint is None else _path_of_rank(Path(checkpoint))
-    this = _Run(prepared, forward or _by_rule(prepared), path, checkpoint_every)
+    this = _Run(prepared, forward or by_rule(prepared), path, checkpoint_every)
     if distributed.world()[1] == 1:
         this.drive(batches, limit, progress)
         counted, samples = this.batches, this.samples
@@ -123,7 +123,7 @@ class _Run:
         done = saved.progress.batches if saved else 0
         self._consistent = done == 0
         shown = progress and distributed.world()[0] == 0
-        bar = progress_of("calibrating", unit="batch", total=_total(batches, limit), shown=shown, initial=done)
+        bar = progress_of("calibrating", unit="batch", total=total_of(batches, limit), shown=shown, initial=done)
         try:
             with bar, evaluating(self.prepared):
                 for batch in itertools.islice(batches, limit):
@@ -262,7 +262,8 @@ class _ByRule:
         return self.caller.doubts
 
 
-def _by_rule(model: nn.Module) -> Forward:
+def by_rule(model: nn.Module) -> Forward:
+    """The default `forward` of a model."""
     return _ByRule(model)
 
 
@@ -298,7 +299,7 @@ def _check(prepared: nn.Module, batches: object, limit: int | None) -> None:
     if not checkpoints.observers_of(prepared):
         raise ValueError(
             f"calibrate.run: {type(prepared).__name__} has no observers; quant.prepare(model, example_inputs) puts "
-            "them in"
+            "them in, where values have static ranges: dynamic layers need no calibration"
         )
     check_batches(batches, "calibrate.run")
     if limit is not None and limit < 1:
@@ -310,7 +311,8 @@ def _path_of_rank(path: Path) -> Path:
     return path if ranks == 1 else path.with_name(f"{path.stem}.rank{rank}of{ranks}{path.suffix}")
 
 
-def _total(batches: Iterable[Any], limit: int | None) -> int | None:
+def total_of(batches: Iterable[Any], limit: int | None) -> int | None:
+    """How many batches will be taken; None where nobody knows."""
     try:
         length = len(batches)  # type: ignore[arg-type]
     except TypeError:  # a generator, or a DataLoader over an IterableDataset

@@ -68,9 +68,9 @@ def quantize_dynamic(
         backend: a name of `quant.kernels.available()` for every layer; default: the recipe's, else the fastest that is
             exact on the machine that runs the model.
         inplace: change `model` itself rather than a copy. A supported root cannot be changed in place: use the result.
-        batches: inputs as for `quant.quantize_static`, by which the weights of linear layers are rounded. Of 4 bits and
-            fewer their scales then follow from the error of the layer's output.
-        rounding: of linear layers, with batches: "nearest"; or, by what rounding does to a layer's output behind the
+        batches: inputs as for `quant.quantize_static`, by which the weights of linear and recurrent layers are rounded.
+            Of 4 bits and fewer their scales then follow from the error of the output.
+        rounding: of these weights, with batches: "nearest"; or, by what rounding does to a layer's output behind the
             rounded ones before it, "gptq" (Frantar et al. 2022) or "adaround" (Nagel et al. 2020).
         forward: called with (model, batch) where the model is not simply called with its inputs.
         samples: the most samples of `batches` that are used.

@@ -25,6 +25,12 @@ from quant.runtime.layers.quant_module import HALVES
 
 TABLES = (nn.Embedding, nn.EmbeddingBag)
 
+CONVOLUTIONS = (
+    nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d
+)  # fmt: skip
+STATIC = "quant.quantize_static makes it int8, by ranges from some hundred samples"
+"""The way out for layers that have a static form alone."""
+
 PARAMETERS = ("weight", "bias", "in_proj_weight", "in_proj_bias")
 """Names of the parameters of supported types, except recurrent ones."""
 
@@ -96,9 +102,14 @@ def base_type(module: nn.Module) -> type[nn.Module] | None:
     """The supported type that `module` is, if its forward is that type's own."""
     if isinstance(module, NonDynamicallyQuantizableLinear) or "forward" in module.__dict__:
         return None
-    for base in type(module).__mro__:
+    return class_with_dynamic_form(type(module))
+
+
+def class_with_dynamic_form(one: type[nn.Module]) -> type[nn.Module] | None:
+    """The supported type that a class is, or inherits the forward of."""
+    for base in one.__mro__:
         if issubclass(base, nn.Module) and maker(base) is not None:
-            return base if type(module).forward is base.forward else None
+            return base if one.forward is base.forward else None
     return None
 
 
@@ -115,7 +126,8 @@ def _why_float(module: nn.Module, qconfig: QConfig | None, rule: int, recipe: Re
             return "its forward was replaced on the object, which int8 would skip"
         if named:
             return f"{type(module).__name__} overrides {named}'s forward, which int8 would skip"
-        return f"{type(module).__name__} is not quantised dynamically"
+        static = f"; {STATIC}" if isinstance(module, CONVOLUTIONS) else ""
+        return f"{type(module).__name__} is not quantised dynamically{static}"
     if qconfig is None:
         return "left float by the recipe's default" if rule == NO_RULE else f"left float by rule {recipe.rules[rule]}"
     if any(isinstance(p, nn.UninitializedParameter) for p in module.parameters()):

@@ -1,4 +1,5 @@
-"""Integers of dynamic linear layers by what they do to the layers' outputs, from data (equation R1, `quant/rounding/`).
+"""Integers of dynamic layers by what they do to the layers' outputs, from data (equation R1, `quant/rounding/`): of
+linear layers, and of recurrent ones, by their inputs and by the states that their steps give.
 
 Needs no capture: hooks on the float layers see their inputs. As with GPTQ's own models, a group of layers (those of one
 block, by their names) is solved at a time, and runs on its rounded weights while the inputs of later ones are looked
@@ -10,7 +11,8 @@ from __future__ import annotations
 import contextlib
 import itertools
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -27,13 +29,16 @@ from quant.kernels.progress import progress_of
 from quant.kernels.scheme import weight_scale
 from quant.nn import Linear
 from quant.nn.linear import Conv1D
+from quant.nn.recurrent import Direction, RecurrentCell, RecurrentSequence
 from quant.recipe import QConfig
+from quant.recurrent_layers import Tensors, directions_of, tensors_of
 from quant.rounding.checkpoint import Checkpoint, identity
 from quant.rounding.descent import output_error
 from quant.rounding.gptq import DAMPING
 from quant.rounding.methods import METHODS, NEAREST, choose_in_groups, choose_integers
 from quant.rounding.scales import FEW_BITS, scale_by_output
 from quant.runtime.layers.weighted import QWeight
+from quant.runtime.names import full_name
 
 SAMPLES = 256
 """Samples that are used by default."""
@@ -66,44 +71,118 @@ def round_by_data(
     checkpoint: str | os.PathLike[str] | None,
     progress: bool,
 ) -> None:
-    """Give the int8 linear layers of `decisions` integers by a method; `model` still has the float ones.
+    """Give the int8 linear and recurrent layers of `decisions` integers by a method; `model` has the float ones.
 
     Raises:
         DataError: there are no batches.
         CalibrationError: the model failed on one.
         CheckpointError: as for `quant.learn_rounding`.
     """
-    layers = [one for one in decisions if isinstance(one.replacement, Linear) and one.tied_to is None]
-    if not layers:
+    parts = [part for one in decisions if one.tied_to is None for part in _parts(one)]
+    if not parts:
         return
     chosen = _taken(batches, samples)
     path = None if checkpoint is None else Path(checkpoint)
     kept = Checkpoint(path, {} if path is None else identity(model, chosen, {"method": method, "samples": samples}))
-    groups = [list(group) for _, group in itertools.groupby(layers, lambda one: _block(one.names[0]))]
+    groups = [list(group) for _, group in itertools.groupby(parts, lambda one: _block(one.decision.names[0]))]
     if method == NEAREST:
-        groups = [layers]
+        groups = [parts]
     run = forward or _by_rule(model)
-    weights = {id(one): _weight(one.module) for one in layers}
-    bar = progress_of(f"rounding ({method})", unit="layer", total=len(layers), shown=progress)
+    bar = progress_of(f"rounding ({method})", unit="weight", total=len(parts), shown=progress)
     with contextlib.ExitStack() as undo, bar, evaluating(model), torch.no_grad():
-        for one in layers:
-            before = weights[id(one)].detach().clone()
-            undo.callback(weights[id(one)].data.copy_, before)
+        for one in parts:
+            undo.callback(one.real.data.copy_, one.real.detach().clone())
         for group in groups:
-            fresh = [one for one in group if one.names[0] not in kept.done]
+            fresh = [one for one in group if one.name not in kept.done]
             moments = _moments(model, fresh, chosen, run) if fresh else {}
             for one in group:
-                name = one.names[0]
-                if one in fresh and moments[id(one)].rows:
-                    kept.done[name] = _rounded(one, moments[id(one)], method)
-                if name in kept.done:
-                    _take(one, weights[id(one)], *kept.done[name])
-                else:
-                    why = "no finite values came to it" if moments[id(one)].calls else "the batches do not call it"
-                    one.rounding = f"rounded to nearest: {why}"
+                if one in fresh and moments[one.name].rows:
+                    kept.done[one.name] = _rounded(one, moments[one.name], method)
+                if one.name in kept.done:
+                    one.take(kept.done[one.name][0])
                 bar.update()
             if fresh:
                 kept.write()
+            for decision, own in itertools.groupby(group, lambda one: one.decision):
+                decision.rounding = _said(list(own), kept, moments)
+
+
+@dataclass(eq=False)
+class _Part:
+    """A weight of a linear layer, or of a recurrent one.
+
+    Attributes:
+        decision: of its layer.
+        name: of the weight's layer, or of the weight where the layer has several.
+        real: the float parameter.
+        layer: the int8 module that holds the integers.
+        suffix: of the names of its buffers: "_ih" of a recurrent layer's input projection, "_hh" of its states'.
+    """
+
+    decision: Decision
+    name: str
+    real: Tensor
+    layer: Linear | Direction
+    suffix: str = ""
+
+    def held(self, name: str) -> Any:
+        """Its q_weight, scale or columns; states have no columns."""
+        return getattr(self.layer, name + self.suffix, None)
+
+    def rows(self) -> Tensor:
+        """The float weight, (out, in)."""
+        real = self.real.detach().to(torch.float32)
+        return real.t() if isinstance(self.layer, Conv1D) else real  # which keeps its weight the other way round
+
+    def take(self, q: QWeight) -> None:
+        """Take integers, and let the float layer have the weight that they stand for."""
+        self.held("q_weight").copy_(q.q_weight)
+        self.held("scale").copy_(q.scale)
+        stands_for = (
+            self.layer.weight if isinstance(self.layer, Linear) else self.layer.float_tensor(f"weight{self.suffix}")
+        )
+        assert stands_for is not None
+        self.real.data.copy_(stands_for)
+
+
+def _parts(one: Decision) -> list[_Part]:
+    """The weights of a layer that are rounded by data: no projection of a state, whose inputs stay within the kernel,
+    and no input projection in two int8 terms, which has nothing to gain."""
+    layer, name = one.replacement, one.names[0]
+    if isinstance(layer, Linear):
+        return [_Part(one, name, _weight(one.module), layer)]
+    places: list[tuple[str, nn.Module, Tensors]]
+    if isinstance(layer, RecurrentCell):
+        places = [("", layer.direction, tensors_of(one.module, 0, False))]
+    elif isinstance(layer, RecurrentSequence):
+        places = [
+            (f"_l{depth}{'_reverse' * reverse}", direction, tensors_of(one.module, depth, reverse))
+            for direction, (depth, reverse) in zip(layer.directions, directions_of(one.module), strict=True)
+        ]
+    else:
+        return []
+    parts = []
+    for end, direction, tensors in places:
+        assert isinstance(direction, Direction)
+        if direction.terms == 1:
+            parts.append(_Part(one, full_name(name, f"weight_ih{end}"), tensors.weight_ih, direction, "_ih"))
+        parts.append(_Part(one, full_name(name, f"weight_hh{end}"), tensors.weight_hh, direction, "_hh"))
+    return parts
+
+
+def _said(parts: Sequence[_Part], kept: Checkpoint, moments: dict[str, _Seen]) -> str:
+    """For the report: what rounding by data did to a layer."""
+    done = [kept.done[one.name][1] for one in parts if one.name in kept.done]
+    if not done:
+        return "rounded to nearest: " + (
+            "no finite values came to it"
+            if any(moments[one.name].calls for one in parts)
+            else "the batches do not call it"
+        )
+    nearest, chosen = (sum(numbers[place] for numbers in done) for place in (0, 1))
+    if nearest <= chosen:
+        return ""
+    return f"rounded by its outputs, with {chosen / nearest:.2f} of the error of rounding to nearest"
 
 
 def _block(name: str) -> str:
@@ -128,7 +207,14 @@ class _Seen:
 
     def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """A hook before the layer's forward."""
-        x = next(iter((*args, *kwargs.values())))
+        self.add(next(iter((*args, *kwargs.values()))))
+
+    def states(self, module: nn.Module, args: tuple[Any, ...], outputs: tuple[Tensor, ...]) -> None:
+        """A hook behind a recurrent direction: of the states that its steps give, and so read."""
+        self.add(outputs[0])
+
+    def add(self, x: Tensor) -> None:
+        """Add the rows of (..., K)."""
         rows = x.detach().to(torch.float32).reshape(-1, x.shape[-1])
         self.calls += 1
         sound = torch.isfinite(rows).all(1)
@@ -143,9 +229,20 @@ class _Seen:
         return (self.total / self.rows).to(torch.float32)
 
 
-def _moments(model: nn.Module, group: Sequence[Decision], batches: Sequence[Any], run: Forward) -> dict[int, _Seen]:
-    seen = {id(one): _Seen() for one in group}
-    hooks = [one.module.register_forward_pre_hook(seen[id(one)], with_kwargs=True) for one in group]
+def _moments(model: nn.Module, group: Sequence[_Part], batches: Sequence[Any], run: Forward) -> dict[str, _Seen]:
+    """The second moments of what weights read, by name; inner layers of a recurrent one read what int8 ones before them
+    give."""
+    seen = {one.name: _Seen() for one in group}
+    hooks = []
+    for one in group:
+        read_by = one.decision.module if isinstance(one.layer, Linear) else one.layer
+        if one.suffix == "_hh":
+            hooks.append(read_by.register_forward_hook(seen[one.name].states))
+        else:
+            hooks.append(read_by.register_forward_pre_hook(seen[one.name], with_kwargs=True))
+    for decision in {id(one.decision): one.decision for one in group}.values():
+        if not isinstance(decision.replacement, Linear):
+            hooks.append(decision.module.register_forward_pre_hook(_calling(decision), with_kwargs=True))
     try:
         for index, batch in enumerate(batches):
             try:
@@ -159,37 +256,44 @@ def _moments(model: nn.Module, group: Sequence[Decision], batches: Sequence[Any]
     return seen
 
 
-def _rounded(one: Decision, seen: _Seen, method: str) -> tuple[QWeight, list[float]]:
-    """The tensors of a layer, and its error with rounding to nearest and with these."""
-    layer, qconfig = one.replacement, one.qconfig
-    assert isinstance(layer, Linear)
+def _calling(decision: Decision) -> Callable[..., None]:
+    """A hook of a float layer that calls the int8 one with what it gets."""
+    layer = decision.replacement
+    assert layer is not None
+
+    def call(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        with evaluating(layer):
+            layer.forward(*args, **kwargs)  # hooks are the float layer's own, this one among them
+
+    return call
+
+
+def _rounded(one: _Part, seen: _Seen, method: str) -> tuple[QWeight, list[float]]:
+    """The tensors of a weight, and its error with rounding to nearest and with these."""
+    qconfig = one.decision.qconfig
     assert qconfig is not None
-    rows = _weight(one.module).detach().to(torch.float32)
-    # Conv1D keeps its weight the other way round.
-    rows = rows if not isinstance(layer, Conv1D) else rows.t()
+    rows, columns = one.rows(), one.held("columns")
     hessian, bits = seen.hessian(), qconfig.weight_bits
-    if layer.columns is not None:
-        rows, hessian = rows / layer.columns, hessian * layer.columns * layer.columns[:, None]
+    if columns is not None:
+        rows, hessian = rows / columns, hessian * columns * columns[:, None]
     damped = hessian + torch.eye(len(hessian)) * (DAMPING * hessian.diagonal().mean()).clamp(min=1e-12)
     if qconfig.group_size is not None:
-        return _in_groups(layer, rows, damped, qconfig, method)
+        return _in_groups(one, rows, damped, qconfig, method)
     scale = weight_scale(rows if qconfig.per_channel else rows.reshape(1, -1), bits=bits).expand(len(rows)).contiguous()
     if bits <= FEW_BITS:
         scale = scale_by_output(rows, hessian, bits=bits, per_row=qconfig.per_channel)
     choice = choose_integers(method, rows, scale, damped, bits=bits)
     q_weight = choice.q.to(torch.int8).contiguous()
-    if narrow.is_narrow(layer.q_weight):
+    if narrow.is_narrow(one.held("q_weight")):
         q_weight = narrow.pack(q_weight + 2 ** (bits - 1), bits)
     return QWeight(q_weight, scale, None), [choice.nearest, choice.error]
 
 
-def _in_groups(
-    layer: Linear, rows: Tensor, hessian: Tensor, qconfig: QConfig, method: str
-) -> tuple[QWeight, list[float]]:
+def _in_groups(one: _Part, rows: Tensor, hessian: Tensor, qconfig: QConfig, method: str) -> tuple[QWeight, list[float]]:
     """As `_rounded`, of a layer with a scale for each group of inputs."""
     assert qconfig.group_size is not None
-    bits, before = qconfig.weight_bits, QWeight(layer.q_weight, layer.scale, None)
-    nearest = float(output_error(rows, narrow.dequantize(layer.q_weight, layer.scale), hessian).sum())
+    bits, before = qconfig.weight_bits, QWeight(one.held("q_weight").clone(), one.held("scale").clone(), None)
+    nearest = float(output_error(rows, narrow.dequantize(before.q_weight, before.scale), hessian).sum())
     if method == NEAREST:
         return before, [nearest, nearest]
     scheme = weight_scheme(bits) if qconfig.weight_symmetric else QScheme(torch.uint8, 0, 2**bits - 1, symmetric=False)
@@ -199,19 +303,6 @@ def _in_groups(
     q_weight, stored = narrow.store(q.to(torch.int16) + middle, scale, own_zero, bits)
     error = float(output_error(rows, narrow.dequantize(q_weight, stored), hessian).sum())
     return (QWeight(q_weight, stored, None), [nearest, error]) if error < nearest else (before, [nearest, nearest])
-
-
-def _take(one: Decision, weight: Tensor, q: QWeight, errors: list[float]) -> None:
-    """Give a layer its integers, and its float module the weight that they stand for."""
-    layer = one.replacement
-    assert isinstance(layer, Linear)
-    layer.q_weight.copy_(q.q_weight)
-    layer.scale.copy_(q.scale)
-    real = layer.weight.detach()
-    weight.data.copy_(real)
-    nearest, chosen = errors
-    if nearest > chosen:
-        one.rounding = f"rounded by its outputs, with {chosen / nearest:.2f} of the error of rounding to nearest"
 
 
 def _taken(batches: Iterable[Any], samples: int) -> list[Any]:

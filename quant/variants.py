@@ -20,7 +20,7 @@ import torch
 from torch import nn
 
 from quant.calibrate import CalibrationWarning, DataError, run
-from quant.calibrate.batches import Arguments, Caller, check_batches, describe, fingerprint
+from quant.calibrate.batches import Arguments, Caller, check_batches, count_samples, describe, fingerprint
 from quant.calibrate.checkpoint import observers_of
 from quant.calibrate.driver import Forward
 from quant.convert import convert
@@ -46,7 +46,10 @@ from quant.static.runner import GraphRunner, runners
 from quant.submodule_calls import evaluating
 
 KEPT = 4
-"""Batches of the calibration data that stay in memory, to compare outputs on."""
+"""Batches of the calibration data that stay in memory, to compare outputs on; of small ones more."""
+
+SAMPLES, MOST_KEPT = 16, 16
+"""Samples that they are to have, and batches at most: the noise of few samples differs by more than most layers do."""
 
 
 @dataclass(frozen=True)
@@ -111,7 +114,7 @@ class Calibrated:
         some, data = some_batches(data, limit)
         self._data = hashlib.sha256()
         batches = map(self._noted, itertools.islice(data, limit))
-        self.kept = list(itertools.islice(batches, KEPT))
+        self.kept = list(_first(batches))
         self.calls = self._called(verb, forward)
         if not self.calls:
             raise DataError(f"{verb}: forward(model, batch) did not call model(...), whose outputs are to be compared")
@@ -206,6 +209,16 @@ class Calibrated:
         with reading_again(self.prepared, recipe), warnings.catch_warnings():
             warnings.simplefilter("ignore", CalibrationWarning)
             return convert(self.prepared)
+
+
+def _first(batches: Iterator[Any]) -> Iterator[Any]:
+    """The batches to compare outputs on."""
+    samples = 0
+    for index, batch in enumerate(itertools.islice(batches, MOST_KEPT)):
+        samples += count_samples(batch)
+        yield batch
+        if index + 1 >= KEPT and samples >= SAMPLES:
+            return
 
 
 @contextlib.contextmanager

@@ -80,12 +80,13 @@ def fold_into_layers(steps: list[Step], graph: Graph, root: nn.Module, users: di
     """Fold batch norms, channel scales and clamps into the step before, where nothing else reads the value between."""
     memory = _Memory(steps, graph, root)
     by_output = {step.output: step for step in steps}
+    again = _called_again(graph, root)
     gone: set[int] = set()
     for step in steps:
         if not isinstance(step.operator, Lookup) or users[step.inputs[0]] != [step.nodes[0]]:
             continue
         before = by_output[step.inputs[0]]
-        joined = _joined(before, step, step.operator, graph, root)
+        joined = _joined(before, step, step.operator, graph, again)
         if joined is None or memory.is_written_between(before, step):
             continue
         before.operator = joined
@@ -100,12 +101,16 @@ def fold_into_layers(steps: list[Step], graph: Graph, root: nn.Module, users: di
     return sorted(kept, key=lambda step: step.output)
 
 
-def _joined(before: Step, step: Step, lookup: Lookup, graph: Graph, root: nn.Module) -> Operator | None:
-    """One operator for `before` and `step`, which is a function of its value; None where there is none."""
+def _joined(before: Step, step: Step, lookup: Lookup, graph: Graph, again: set[int]) -> Operator | None:
+    """One operator for `before` and `step`, which is a function of its value; None where there is none.
+
+    Args:
+        again: of `_called_again`.
+    """
     known = before.operator
-    if lookup.is_batch_norm and isinstance(known, Weighted) and _takes_batch_norm(before, graph, root):
+    if lookup.is_batch_norm and isinstance(known, Weighted) and _takes_batch_norm(before, graph, again):
         return replace(known, batch_norm=step.nodes[0])
-    if lookup.affine is not None and isinstance(known, Weighted) and _takes_affine(before, lookup.affine, graph, root):
+    if lookup.affine is not None and isinstance(known, Weighted) and _takes_affine(before, lookup.affine, graph, again):
         return replace(known, affine=(*known.affine, lookup.affine))
     if isinstance(known, (Weighted, Add, Mul)) and known.clamp is None and lookup.clamp is not None:
         low, high = lookup.clamp
@@ -170,35 +175,35 @@ class _Memory:
         return found
 
 
-def _takes_batch_norm(before: Step, graph: Graph, root: nn.Module) -> bool:
+def _takes_batch_norm(before: Step, graph: Graph, again: set[int]) -> bool:
     known = before.operator
     assert isinstance(known, Weighted)
-    if not _is_folded_into(before, graph, root) or known.is_folded or known.clamp is not None:
+    if not _is_folded_into(before, again) or known.is_folded or known.clamp is not None:
         return False
     meta = graph.nodes[before.output].meta
     return meta is not None and (not isinstance(known, Linear) or len(meta.shape) == 2)
 
 
-def _takes_affine(before: Step, affine: Affine, graph: Graph, root: nn.Module) -> bool:
+def _takes_affine(before: Step, affine: Affine, graph: Graph, again: set[int]) -> bool:
     """Whether a number per channel may be folded into the weight; after a batch norm or a clamp it may not."""
     known = before.operator
     assert isinstance(known, Weighted)
-    if not _is_folded_into(before, graph, root) or known.batch_norm is not None or known.clamp is not None:
+    if not _is_folded_into(before, again) or known.batch_norm is not None or known.clamp is not None:
         return False
     meta = graph.nodes[before.output].meta
     fits = affine.axis in (0, known.input_channel_axis)  # channels of input and output lie along the same axis
     return meta is not None and (fits or (len(meta.shape) == 2 and isinstance(known, Linear)))
 
 
-def _is_folded_into(before: Step, graph: Graph, root: nn.Module) -> bool:
+def _is_folded_into(before: Step, again: set[int]) -> bool:
     """Whether a step has a weight to fold into, and no other call needs it unfolded."""
-    return isinstance(before.operator, Weighted) and not _is_called_again(graph.nodes[before.nodes[0]], graph, root)
+    return isinstance(before.operator, Weighted) and before.nodes[0] not in again
 
 
-def _is_called_again(node: Node, graph: Graph, root: nn.Module) -> bool:
-    """Whether the module that `node` calls is called by another node too, under this name or another."""
-    if node.kind is not Kind.MODULE:
-        return False
-    module = attribute(root, node.target)
-    calls = [one for one in graph.nodes if one.kind is Kind.MODULE and attribute(root, one.target) is module]
-    return len(calls) > 1
+def _called_again(graph: Graph, root: nn.Module) -> set[int]:
+    """The nodes that call a module which another node calls too, under this name or another."""
+    callers: dict[int, list[int]] = {}
+    for node in graph.nodes:
+        if node.kind is Kind.MODULE:
+            callers.setdefault(id(attribute(root, node.target)), []).append(node.index)
+    return {index for nodes in callers.values() if len(nodes) > 1 for index in nodes}

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 
 from torch import nn
 
+from quant.dynamic_decisions import class_with_dynamic_form
 from quant.graph import Graph, Kind, Node
 from quant.ops.call import StaysFloat
 from quant.ops.operator import Float, ShapeOnly, Weighted
@@ -59,10 +60,21 @@ def _qconfig(
     if qconfig is None:
         raise StaysFloat("the recipe says so" if index >= 0 else "the recipe's default is float")
     if qconfig.per_call:
-        raise PerCall(PER_CALL_REASON)
+        raise PerCall(_per_call_reason(node, known, root))
     if qconfig.activation_bits == 16 and not (isinstance(known.operator, Weighted) and rules > 5):
         raise StaysFloat("activation_bits=16 has no static kernel")
     return qconfig
+
+
+def _per_call_reason(node: Node, known: Recognised, root: nn.Module) -> str:
+    if node.kind is not Kind.MODULE:
+        return (
+            f"{PER_CALL_REASON}, and a functional {known.operator.name} has no dynamic form, which modules alone have"
+        )
+    layer = type(attribute(root, node.target))
+    if class_with_dynamic_form(layer) is None:
+        return f"{PER_CALL_REASON}, and a {layer.__name__} has no dynamic form; without this setting it is static"
+    return PER_CALL_REASON
 
 
 def join_output_sequences(steps: list[Step], graph: Graph) -> list[Step]:

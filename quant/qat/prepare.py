@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import functools
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -13,6 +14,7 @@ from torch import nn
 from quant.calibrate import CalibrationWarning
 from quant.copying import copy_model
 from quant.further_programs import Extender
+from quant.fusion.fuse import fuse_again
 from quant.fusion.fused_graph import FusedGraph
 from quant.graph import Kind
 from quant.leaves import is_dynamic
@@ -24,7 +26,9 @@ from quant.prepare import checked
 from quant.qat.fake_quantizers import activation_quantizer, weight_key, weight_quantizer
 from quant.qat.learned_start import start_from_learned
 from quant.qat.runner import TrainingRunner
-from quant.recipe import QConfig, Recipe
+from quant.recipe import QConfig, Recipe, RecipeError
+from quant.recipe_check import check_observers
+from quant.runtime.layers.weighted import QWeight
 from quant.runtime.names import attribute, full_name
 from quant.runtime.programs import RESERVED
 from quant.runtime.trees import Attr
@@ -51,7 +55,9 @@ def prepare_qat(
         model: a float module, left as it is; or a model from `quant.prepare`, whose ranges are where training starts,
             and the integers too that `quant.learn_rounding` chose.
         example_inputs: as for `quant.prepare`; not needed for a model that is prepared already.
-        recipe: as for `quant.prepare`, which has it already for such a model.
+        recipe: as for `quant.prepare`. A calibrated model has one already; another may give its layers the observers of
+            training, as "lsq", whose scales then begin with the calibrated ranges, and those of weights with the scales
+            that `quant.learn_rounding` chose. Everything else has to be as it is there.
         examples: more inputs, of calls of other structures, as for `quant.prepare`.
 
     Raises:
@@ -61,6 +67,8 @@ def prepare_qat(
             parameter (a hook computes it).
     """
     if isinstance(model, nn.Module) and runners(model):
+        if recipe is not None:
+            check_observers(recipe, "quant.prepare_qat", training=True)
         return _from_calibrated(model, recipe)
     if example_inputs is None:
         raise TypeError("quant.prepare_qat: a float model needs example_inputs, as quant.prepare does")
@@ -75,28 +83,30 @@ def prepare_qat(
 def _from_calibrated(model: nn.Module, recipe: Recipe | None) -> nn.Module:
     if any(isinstance(runner, TrainingRunner) for runner in runners(model).values()):
         raise ValueError("quant.prepare_qat: the model is prepared for training already; train it as it is")
-    if recipe is not None:
-        raise ValueError("quant.prepare_qat: the model was prepared with a recipe; give the recipe to quant.prepare")
     prepared = copy_model(model, training=True)
     stop_waiting(prepared)
     _start_from_learned(prepared)
     info: Prepared = prepared.__dict__[RESERVED + "_prepared"]
+    info.recipe = info.recipe if recipe is None else recipe
     make = functools.partial(_make_runner, recipe=info.recipe)
     state: dict[str, Any] = {}  # training keeps its own
     extender = Extender(info.recipe, info.islands, info.called, state, True, make, info.halves)
     for path, runner in runners(prepared).items():
         programs = runner.programs()
         remove_programs(runner)
-        extender.install(runner.root, runner.fused)
+        fused = {one: one.fused if recipe is None else _fused_again(one, recipe) for one in programs}
+        extender.install(runner.root, fused[runner])
         first = runner.root._modules[RESERVED]
         assert isinstance(first, TrainingRunner)
         for one in programs:
-            trainer = first if one is runner else extender.add(first, one.fused)
+            trainer = first if one is runner else extender.add(first, fused[one])
             trainer.example = one.example
-            for slot, ends in _ranges(one, path).items():
-                quantizer = trainer.observer(slot)
+            ranges = _ranges(one, path)
+            for slot in trainer.fused.slots.values():
+                quantizer = trainer.observer(slot.name)
                 assert isinstance(quantizer, FakeQuantizeBase)
-                quantizer.start(*ends)
+                quantizer.start(*ranges[one.fused.slot_like(slot)])
+            _start_weight_scales(trainer, one.learned_weights)
     _name(prepared)
     return prepared
 
@@ -115,6 +125,49 @@ def _start_from_learned(prepared: nn.Module) -> None:
             CalibrationWarning,
             stacklevel=5,
         )
+
+
+def _fused_again(runner: GraphRunner, recipe: Recipe) -> FusedGraph:
+    """The fused graph of a calibrated module by a recipe with other observers.
+
+    Raises:
+        RecipeError: it differs in more.
+    """
+    old = runner.fused
+    fused = fuse_again(old, runner.root, recipe, {})
+    if [step.nodes for step in fused.steps] != [step.nodes for step in old.steps]:
+        raise RecipeError(f"quant.prepare_qat: {_OTHER_RECIPE}; it computes other layers in integers")
+    for step, before in zip(fused.steps, old.steps, strict=True):
+        one, other = (None if each.qconfig is None else _without_observers(each.qconfig) for each in (step, before))
+        if (one, step.integer) != (other, before.integer):
+            raise RecipeError(
+                f"quant.prepare_qat: {_OTHER_RECIPE}; layer '{full_name(old.graph.path, step.name)}' has {one} here "
+                f"and {other} there"
+            )
+    return fused
+
+
+_OTHER_RECIPE = "the recipe may change the observers of a calibrated model, and nothing else"
+
+
+def _without_observers(qconfig: QConfig) -> QConfig:
+    usual = QConfig()
+    names = ("weight_observer", "weight_options", "activation_observer", "activation_options")
+    return replace(qconfig, **{name: getattr(usual, name) for name in names})
+
+
+def _start_weight_scales(trainer: Any, learned_weights: Mapping[str, QWeight]) -> None:
+    """Begin learned scales of weights with those of the integers that `learn_rounding` chose.
+
+    Others are set at the first batch, as LSQ has it: finer than the range of the largest weight, which few bits want.
+    """
+    for step in trainer.fused.steps:
+        quantizer = trainer.weight_quantizer(step) if isinstance(step.operator, Weighted) else None
+        learned = learned_weights.get(step.name)
+        if quantizer is not None and learned is not None:
+            top = learned.scale * quantizer.scheme.quant_max
+            top = top if quantizer.scheme.axis is not None else top.amax()
+            quantizer.start(-top, top)
 
 
 def _ranges(runner: GraphRunner, path: str) -> dict[str, tuple[torch.Tensor, torch.Tensor]]:

@@ -153,7 +153,7 @@ class TrainingRunner(GraphRunner):
         return []
 
     def learned(self, step: Step) -> Tensor | None:
-        quantizer = self._weight_quantizer(step) if isinstance(step.operator, Weighted) else None
+        quantizer = self.weight_quantizer(step) if isinstance(step.operator, Weighted) else None
         if quantizer is None:
             return None
         compiling = torch.compiler.is_compiling()
@@ -271,7 +271,7 @@ class TrainingRunner(GraphRunner):
         self, step: Step, weight: Tensor, bias: Tensor | None, gain: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
         """A weight folded, or to be folded by `gain`, rounded, and its scale (out,)."""
-        quantizer = self._weight_quantizer(step)
+        quantizer = self.weight_quantizer(step)
         if quantizer is None:
             result = folded_and_rounded(weight, gain, bias, self._smallest(step), step)
             if result is not None:
@@ -300,7 +300,8 @@ class TrainingRunner(GraphRunner):
         assert isinstance(quantizer, FakeQuantizeBase)
         return quantizer.current_scale()
 
-    def _weight_quantizer(self, step: Step) -> Any:
+    def weight_quantizer(self, step: Step) -> Any:
+        """The fake quantiser that learns the scale of a weighted step; None where none does."""
         return self.weights._modules.get(weight_key(step, self.fused)) if len(self.weights) else None
 
     def _channels(self, step: Step) -> int:

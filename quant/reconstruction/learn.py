@@ -30,13 +30,14 @@ from quant.qat.runner import TrainingRunner
 from quant.reconstruction.blocks import STEPS as BLOCK_STEPS
 from quant.reconstruction.blocks import learn_block
 from quant.reconstruction.layers import LayerWeight, layer_weight, solved
-from quant.reconstruction.units import Block, blocks_of, why_left
+from quant.reconstruction.units import Block, blocks_of, why_dynamic_left, why_left
 from quant.reconstruction.walk import Walk, recorded_calls, writes_in_place
 from quant.rounding.checkpoint import Checkpoint, identity
 from quant.rounding.methods import METHODS
 from quant.runtime.layers.weighted import QWeight
 from quant.runtime.names import full_name
 from quant.runtime.programs import RESERVED
+from quant.static.dynamic_fallback import dynamic_settings
 from quant.static.prepared import Prepared
 from quant.static.runner import GraphRunner, runners, unwrapped
 from quant.static.simulation import as_converted
@@ -91,7 +92,7 @@ class Reconstruction:
         for one in self.layers:
             share = one.learned / one.nearest if one.nearest > 0 else 1.0
             rows.append(f"{one.name:40} {one.bits:4}  {one.nearest:16.4g}  {share:7.3f}  {one.seconds:7.2f}")
-        rows += [f"{name:40} as it was: {why}" for name, why in self.left.items()]
+        rows += [f"{name or '(root)':40} as it was: {why}" for name, why in self.left.items()]
         return "\n".join(rows)
 
 
@@ -149,6 +150,7 @@ def learn_rounding(
     kept = Checkpoint(path, {} if path is None else identity(model, chosen, settings))
     this = _Learning(method, unit, steps, seed, kept)
     info: Prepared = model.__dict__[RESERVED + "_prepared"]
+    this.left.update({name: why_dynamic_left(model.get_submodule(name)) for name in dynamic_settings(model, info)})
     with evaluating(model), torch.no_grad():
         calls = recorded_calls(model, units.values(), chosen, forward or _by_rule(model))
         if not any(calls.values()):
@@ -164,7 +166,8 @@ def learn_rounding(
                 with as_converted(seen, info.recipe), runner.settled():
                     this.module(name, runner, calls.pop(id(runner)), bar)
     if not this.layers:
-        reasons = "; ".join(f"{name}: {why}" for name, why in list(this.left.items())[:8])
+        reasons = "; ".join(f"{name or '(root)'}: {why}" for name, why in list(this.left.items())[:8])
+        reasons = reasons or "the recipe quantises none of its linear layers and convolutions"
         raise ValueError(f"quant.learn_rounding: no layer can be rounded anew; {reasons}")
     return Reconstruction(tuple(this.layers), this.left, counted, this.resumed, time.perf_counter() - began)
 
@@ -182,7 +185,7 @@ class _Learning:
         """Round the layers of one captured module anew."""
         fused = runner.fused
         for step in fused.steps:
-            if isinstance(step.operator, Weighted) and (why := why_left(step, fused)):
+            if step.integer and step.operator.anchor and (why := why_left(step, fused)):
                 self.left[full_name(path, step.name)] = why
         if runner.graph.writes:
             self.left[path or "(root)"] = "its forward writes to its own state, so its steps cannot be repeated"

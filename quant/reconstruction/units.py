@@ -10,6 +10,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from torch import nn
+
+from quant.dynamic_decisions import TABLES
 from quant.fusion.fused_graph import FusedGraph
 from quant.fusion.last_readers import last_readers
 from quant.graph import Kind
@@ -37,8 +40,10 @@ class Block:
 
 
 def why_left(step: Step, fused: FusedGraph) -> str:
-    """Why a weighted step is rounded to nearest; '' where it is rounded anew."""
+    """Why a layer's step is rounded to nearest; '' where it is rounded anew."""
     assert step.qconfig is not None
+    if is_recurrent(step):
+        return "it is recurrent: what its weights read follows from its own outputs"
     if not has_rows(step):
         return f"a {step.operator.name} is no product of rows with its weight"
     if step.qconfig.weight_observer in LEARNED:
@@ -46,6 +51,13 @@ def why_left(step: Step, fused: FusedGraph) -> str:
     if len(fused.calls_of_layer(step)) > 1 or fused.graph.nodes[step.nodes[0]].target in fused.shared:
         return "it is called at several places, which have inputs of their own"
     return ""
+
+
+def why_dynamic_left(module: nn.Module) -> str:
+    """Why a layer of a static model that becomes dynamic is rounded to nearest."""
+    if isinstance(module, TABLES):
+        return "a table has no inputs to be multiplied with"
+    return "it is dynamic; quant.quantize_dynamic(model, batches=..., rounding=...) is what rounds such layers by data"
 
 
 def blocks_of(fused: FusedGraph, layers: set[int]) -> list[Block]:

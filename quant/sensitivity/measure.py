@@ -33,6 +33,12 @@ VERB = "quant.sensitivity"
 Forms = dict[str, tuple[tuple[str, ...], bool]]
 """Name -> (layers, whether these alone are int8; else they alone are float)."""
 
+Result = tuple[OutputError, float | None]
+"""The error of a form's outputs, and its metric."""
+
+ALL = "all"
+"""The name of the form with all layers in int8."""
+
 
 @torch.inference_mode(False)
 def sensitivity(
@@ -50,7 +56,8 @@ def sensitivity(
 
     Args:
         model: any float module, unedited; left as it is.
-        data: batches to calibrate with, as for `quantize_static`; the outputs of the first four are compared.
+        data: batches to calibrate with, as for `quantize_static`; the outputs of the first four are compared, of small
+            batches of as many as have 16 samples.
         evaluate: called with a model in eval mode; returns a number, or a score for each sample, of which more is
             better. Without it the output's SQNR and divergence are measured alone.
         recipe: how layers are quantised; None quantises everything that has an int8 kernel.
@@ -92,20 +99,21 @@ def measured(
     floats = left_float(converted, calibrated.layers)
     groups = groups_of([name for name in calibrated.layers if name not in floats])
     members = {**{name: (name,) for name in calibrated.layers if name not in floats}, **groups}
-    forms: Forms = {}
+    forms: Forms = {ALL: ((), False)}
     for name, layers in members.items():
         forms[f"int8 {name}"], forms[f"float {name}"] = (layers, True), (layers, False)
     bar = progress_of("sensitivity", unit="form", total=len(forms), shown=progress)
     with bar, evaluating(calibrated.probe, calibrated.prepared, converted):
         expected = [_called(calibrated.probe, call) for call in calibrated.calls]
         whole = _error(expected, (_called(converted, call) for call in calibrated.calls))
-        measure = _Forms(calibrated, sweep_of(calibrated, floats), metric, forms, expected, converting)
+        int8 = None if metric is None else metric(converted).value
+        known = {ALL: (whole, int8)}
+        measure = _Forms(calibrated, sweep_of(calibrated, floats), metric, forms, expected, converting, known=known)
         results = {}
         for name in forms:
             results[name] = measure.of(name)
             bar.update()
-    int8 = None if metric is None else metric(converted).value
-    lines = {name: _line(name, layers, calibrated, results, score, int8) for name, layers in members.items()}
+    lines = {name: _line(name, layers, calibrated, results, score) for name, layers in members.items()}
     by_harm = sorted(lines, key=lambda name: lines[name].only_int8_sqnr)
     return Sensitivity(
         layers=tuple(lines[name] for name in by_harm if name not in groups),
@@ -214,7 +222,9 @@ class _Forms:
         expected: list[Any],
         converting: float = 0.0,
         settings: Mapping[str, QConfig] | None = None,
+        known: Mapping[str, Result] | None = None,
     ) -> None:
+        self.known = known or {}
         self.calibrated, self.metric, self.forms, self.expected = calibrated, metric, forms, expected
         self.settings = settings or {}
         swept = {} if sweep is None else self._forms(sweep)
@@ -222,22 +232,31 @@ class _Forms:
         self._replayed = {name: one for name, one in swept.items() if one[1] or self._simulates(converting)}
         self._evaluated = None if metric is None or not self._compared else self._recorded(sweep, self._replayed)
 
-    def of(self, name: str) -> tuple[OutputError, float | None]:
-        """The error of the output, and the metric."""
+    def of(self, name: str) -> Result:
+        """The error of the output, and the metric.
+
+        A form that is known as it was built is measured as its neighbours are: those of the sweep by the sweep.
+        """
         built: nn.Module | None = None
         error = self._compared.get(name)
+        if name in self.known and (error is None or self.metric is None or not self._replays(name)):
+            return self.known[name] if error is None else (error, self.known[name][1])
         if error is None:
             built = self._built(name)
             error = _error(self.expected, (_called(built, call) for call in self.calibrated.calls))
         if self.metric is None:
             return error, None
         try:
-            if self._evaluated is not None and name in self._replayed:
+            if self._replays(name):
                 replay = self._evaluated
+                assert replay is not None
                 return error, Metric(lambda model: replay.evaluated(name, self._evaluate), VERB)(replay.model).value
         except Unlike:
             self._evaluated = None
         return error, self.metric(built or self._built(name)).value
+
+    def _replays(self, name: str) -> bool:
+        return self._evaluated is not None and name in self._replayed
 
     def _evaluate(self, model: nn.Module) -> Any:
         assert self.metric is not None
@@ -309,12 +328,13 @@ def _line(
     name: str,
     layers: tuple[str, ...],
     calibrated: Calibrated,
-    results: Mapping[str, tuple[OutputError, float | None]],
+    results: Mapping[str, Result],
     score: Score | None,
-    int8: float | None,
 ) -> LayerSensitivity:
     alone, loss = results[f"int8 {name}"]
     without, gain = results[f"float {name}"]
+    whole, int8 = results[ALL]
+    more, error = without.gain_over(whole)
     return LayerSensitivity(
         name=name,
         kind=calibrated.layers[name].kind if name in calibrated.layers else GROUP,
@@ -324,5 +344,7 @@ def _line(
         only_int8_loss=None if score is None or loss is None else score.value - loss,
         only_float_sqnr=without.sqnr,
         only_float_kl=without.kl,
+        only_float_more=more,
+        only_float_error=error,
         only_float_gain=None if int8 is None or gain is None else gain - int8,
     )

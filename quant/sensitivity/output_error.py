@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -21,15 +21,18 @@ class OutputError:
         signal, noise: sums of squares, of the float model's outputs and of the differences.
         divergence, rows: the sum of KL(float || int8) in nats, and the number of distributions. A distribution is the
             softmax over the last dimension of an output, of images (N, C, H, W) over the channels.
+        noises: `noise` by sample, where the outputs of a call have as many samples, else by call.
     """
 
     signal: float = 0.0
     noise: float = 0.0
     divergence: float = 0.0
     rows: int = 0
+    noises: list[float] = field(default_factory=list)
 
     def add(self, expected: Any, output: Any) -> None:
         """Add a call's outputs: nested, of the float model and of the other one."""
+        by_sample: list[Tensor] = []
         for one, other in zip(_reals(expected), _reals(output), strict=False):
             if one.shape != other.shape or not one.numel():
                 continue
@@ -38,6 +41,11 @@ class OutputError:
             self.noise += float(difference.square().sum())
             if one.dim() > 1:
                 self._add_divergence(one, other)
+            by_sample.append(difference.square().reshape(one.shape[0] if one.dim() else 1, -1).sum(1))
+        if len({len(one) for one in by_sample}) > 1:
+            by_sample = [one.sum().reshape(1) for one in by_sample]
+        if by_sample:
+            self.noises += torch.stack(by_sample).sum(0).tolist()
 
     def _add_divergence(self, expected: Tensor, output: Tensor) -> None:
         dimension = 1 if expected.dim() == 4 else -1
@@ -52,6 +60,22 @@ class OutputError:
     def sqnr(self) -> float:
         """In dB; inf where the outputs are equal, nan where the float model's are all zero, or no reals."""
         return decibels(self.signal, self.noise) if self.signal or self.noise else math.nan
+
+    def gain_over(self, other: OutputError) -> tuple[float, float]:
+        """How much less noise there is than in another form's outputs of the same calls, in dB, and its standard error.
+
+        The samples are paired. With N_i and M_i the noise of sample i here and there, R = sum N_i / sum M_i,
+
+            gain = -10 log10 R,    error = 10 / ln 10 * sqrt(n / (n - 1) sum (N_i - R M_i)**2) / sum N_i
+
+        nan where one of them has no noise, the error also of a single sample.
+        """
+        if not (0.0 < self.noise < math.inf and 0.0 < other.noise < math.inf):
+            return math.nan, math.nan
+        ratio, count = self.noise / other.noise, len(self.noises)
+        spread = sum((own - ratio * one) ** 2 for own, one in zip(self.noises, other.noises, strict=True))
+        error = math.sqrt(count / (count - 1) * spread) / self.noise if count > 1 else math.nan
+        return -decibels(ratio, 1.0), 10 / math.log(10) * error
 
     @property
     def kl(self) -> float:

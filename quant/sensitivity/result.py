@@ -26,6 +26,9 @@ class LayerSensitivity:
             Kullback-Leibler divergence in nats (nan where no output has several classes).
         only_int8_loss: what the metric loses then; None without a metric.
         only_float_sqnr, only_float_kl: the same where this alone is float and all other layers are int8.
+        only_float_more: dB that this gains over all layers in int8, on the same outputs; nan where there is no noise.
+        only_float_error: its standard error. Behind a changed layer every rounding falls out anew, so a layer of little
+            weight gains or loses about as much by chance.
         only_float_gain: what the metric gains by it over the model with all layers in int8; None without a metric.
     """
 
@@ -37,6 +40,8 @@ class LayerSensitivity:
     only_int8_loss: float | None
     only_float_sqnr: float
     only_float_kl: float
+    only_float_more: float
+    only_float_error: float
     only_float_gain: float | None
 
 
@@ -107,12 +112,20 @@ class Sensitivity:
     def __str__(self) -> str:
         metric = self.float_metric is not None
         head = ["layer", "type", "only int8: dB", "KL", *(["loss"] if metric else []),
-                "only float: dB", "KL", *(["gain"] if metric else [])]  # fmt: skip
+                "only float: dB", "more", "+-", "KL", *(["gain"] if metric else [])]  # fmt: skip
         rows = [_cells(one, metric=metric) for one in (*self.layers, *self.groups)]
         lines = aligned([head, *rows], left=2)
         lines.append(
             f"all layers int8: {_db(self.sqnr)} dB, KL {_small(self.kl)}{self._metrics()}; {self.seconds:.1f} s"
         )
+        if any(math.isfinite(one.only_float_more) for one in self.layers):
+            lines.append(
+                "more: dB over all layers int8, on the same outputs; +-: two standard errors; roundings behind a "
+                "changed layer fall out otherwise, so that less than these says nothing"
+            )
+        if math.isnan(self.sqnr):
+            what = "a metric alone tells layers apart" if metric else "give evaluate=, a metric, to tell layers apart"
+            lines.append(f"the outputs that were compared hold no reals, or zeros alone: {what}")
         if self.noise:
             lines.append(f"two calls of the metric with the float model differ by {self.noise:.3g}")
         lines += [f"float in any case: {name or '(root)'}: {why}" for name, why in self.floats.items()]
@@ -129,11 +142,16 @@ def _cells(one: LayerSensitivity, *, metric: bool) -> list[str]:
     loss = [_signed(one.only_int8_loss)] if metric else []
     gain = [_signed(one.only_float_gain)] if metric else []
     return [one.name or "(root)", one.kind, _db(one.only_int8_sqnr), _small(one.only_int8_kl), *loss,
-            _db(one.only_float_sqnr), _small(one.only_float_kl), *gain]  # fmt: skip
+            _db(one.only_float_sqnr), _more(one.only_float_more), _more(2 * one.only_float_error).removeprefix("+"),
+            _small(one.only_float_kl), *gain]  # fmt: skip
 
 
 def _db(value: float) -> str:
     return f"{value:.1f}"
+
+
+def _more(value: float) -> str:
+    return "-" if math.isnan(value) else f"{value:+.1f}"
 
 
 def _small(value: float) -> str:

@@ -15,10 +15,12 @@ from torch import Tensor, nn
 
 from quant.fusion.fuse import fuse_again
 from quant.graph import Kind, Node, arguments_of, evaluate
+from quant.ops.operator import Weighted
 from quant.ops.step import Step
 from quant.recipe import Recipe
 from quant.runtime.arguments import copied
 from quant.runtime.binding import bound_values
+from quant.runtime.layers.weighted import QWeight
 from quant.runtime.names import attribute, full_name
 from quant.runtime.outputs import finished
 from quant.runtime.programs import RESERVED
@@ -87,6 +89,7 @@ class Sweep:
         runner.known = {}  # calibration is over: a range is chosen once
         self._own = {step.nodes: step for step in runner.fused.steps if step.integer}
         self._rounding = {value: rounding(runner.qparams(slot)) for value, slot in runner.fused.slot_of.items()}
+        self._weights: dict[tuple[int, ...], QWeight | None] = {}
         self._in_place: set[int] = set()
         self.floats, self.integers = self.form(Recipe(default=None)), self.form(recipe)
 
@@ -189,10 +192,22 @@ class Sweep:
             index: value(index) if index in form.emitted else map_leaves(self._rounding[index], value(index))
             for index in rounded
         }
-        result = self.runner.simulated(step, lambda index: read[index] if index in read else value(index))
+
+        def seen(index: int) -> Any:
+            return read[index] if index in read else value(index)
+
+        result = self.runner.simulated(step, seen, weight=self._weight(step))
         if one.emits:
             result[step.output] = map_leaves(self._rounding[step.output], result[step.output])
         return result
+
+    def _weight(self, step: Step) -> QWeight | None:
+        """The int8 weight of a weighted step, which is the same in all forms; None of other steps."""
+        if step.nodes not in self._weights:
+            self._weights[step.nodes] = (
+                self.runner.rounded_weight(step) if isinstance(step.operator, Weighted) else None
+            )
+        return self._weights[step.nodes]
 
     def _in_float(self, step: Step, value: Callable[[int], Any]) -> Values:
         own: Values = {}

@@ -33,6 +33,7 @@ from quant.runtime.programs import RESERVED, Programs
 from quant.runtime.trees import Ref, map_leaves, settle
 from quant.runtime.uncaptured import warn_once
 from quant.runtime.write_rollback import undone_at_mismatch
+from quant.static import weights
 from quant.static.observation import Observation
 from quant.static.ranges import Ranges
 from quant.static.step_simulation import simulated, simulated_recurrent
@@ -169,17 +170,29 @@ class GraphRunner(Ranges, Programs):
         self._observation.run(values)
         return output_of(self.graph, values)
 
+    def rounded_weight(self, step: Step) -> QWeight:
+        """The int8 weight of a weighted step."""
+        known = self.known_of_weight(step)
+        given: QWeight | None = known.pop("given")
+        return given or weights.quantized(step, self.graph, self.root, self.input_scales(step)[-1], **known)  # type: ignore[misc]
+
     def simulated(
-        self, step: Step, value: Callable[[int], Any], state: Callable[[int], Any] | None = None
+        self,
+        step: Step,
+        value: Callable[[int], Any],
+        state: Callable[[int], Any] | None = None,
+        *,
+        weight: QWeight | None = None,
     ) -> dict[int, Any]:
         """A step's simulated values before rounding to their range, by node.
 
         Args:
             value: as in `step_simulation.simulated`.
             state: the same for the state of a recurrent step, which is not rounded; `value` where None.
+            weight: of a weighted step, where it is known already (`rounded_weight`).
         """
         if not is_recurrent(step):
-            known: dict[str, Any] = self.known_of_weight(step)
+            known: dict[str, Any] = self.known_of_weight(step) if weight is None else {"given": weight}
             value = self.split_finely(step, value)
             if self.adds_exactly and not step.reads_two_bytes:
                 emits = self.fused.emits_integers(step)

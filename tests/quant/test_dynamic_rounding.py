@@ -217,3 +217,111 @@ def test_a_checkpoint_needs_a_folder(verb: str, model: nn.Module, data: list[Ten
     settings = {**more[verb], "checkpoint": tmp_path / "none" / "c", "progress": False}
     with pytest.raises(FileNotFoundError, match=rf"{verb}: checkpoint: there is no folder '.*none' to write 'c' in"):
         getattr(quant, verb)(model, **settings)
+
+
+class Recurrent(nn.Module):
+    """A recurrent layer of two layers and directions, over sequences whose features correlate."""
+
+    def __init__(self, kind: type[nn.Module], size: int = 160) -> None:
+        super().__init__()
+        self.rnn = kind(size, 32, num_layers=2, bidirectional=True, batch_first=True)
+        self.head = nn.Linear(64, 8)
+
+    def forward(self, x: Any) -> Tensor:
+        y = self.rnn(x)[0]
+        return self.head(y.data if isinstance(y, nn.utils.rnn.PackedSequence) else y)
+
+
+def sequences(size: int = 160) -> list[Tensor]:
+    generator = torch.Generator().manual_seed(1)
+    mix = torch.randn(size, size, generator=generator) / size**0.5
+    return [torch.randn(16, 12, size, generator=generator) @ mix for _ in range(4)]
+
+
+@pytest.mark.parametrize("rounding", ["gptq", "adaround"])
+@pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU, nn.RNN])
+def test_weights_of_recurrent_layers(kind: type[nn.Module], rounding: str) -> None:
+    torch.manual_seed(0)
+    model, data = Recurrent(kind).eval(), sequences()
+    recipe = quant.Recipe({"rnn": quant.QConfig(weight_bits=4)}, default=None)
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+
+    def made(rounding: str) -> nn.Module:
+        return quant.quantize_dynamic(model, recipe, batches=data[:3], rounding=rounding, progress=False)
+
+    q, scaled = made(rounding), made("nearest")
+    for layer in (0, 1):
+        for end in (f"l{layer}", f"l{layer}_reverse"):
+            real, own, other = (getattr(one.rnn, f"weight_ih_{end}") for one in (model, q, scaled))
+            assert not torch.equal(own, other)
+            x = data[3].reshape(-1, 160) if layer == 0 else _outputs(model, data[3])
+            gains = 0.9 if layer == 0 else 1.0  # states of an untrained network hardly correlate
+            assert (x @ (own - real).t()).norm() < gains * (x @ (other - real).t()).norm(), end
+            assert not torch.equal(getattr(q.rnn, f"weight_hh_{end}"), getattr(scaled.rnn, f"weight_hh_{end}"))
+    states = model.rnn(data[3])[0].detach()[..., :32].reshape(-1, 32) if kind is not nn.LSTM else None
+    if states is not None:  # of the second layer, forwards
+        real, own, other = (one.rnn.weight_hh_l1 for one in (model, q, scaled))
+        assert (states @ (own - real).t()).norm() < (states @ (other - real).t()).norm()
+    assert error(q, model, data[3:]) < error(scaled, model, data[3:])
+    assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
+    assert "rounded by its outputs, with 0." in quant.summary(q)["rnn"].detail
+
+
+def _outputs(model: Any, x: Tensor) -> Tensor:
+    """What the second layer of a float recurrent layer reads."""
+    first = type(model.rnn)(160, 32, bidirectional=True, batch_first=True)
+    first.load_state_dict({name: tensor for name, tensor in model.rnn.state_dict().items() if "_l0" in name})
+    with torch.no_grad():
+        return first(x)[0].reshape(-1, 64)
+
+
+def test_recurrent_layers_take_packed_sequences_cells_and_groups(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    model, data = Recurrent(nn.LSTM).eval(), sequences()
+    four = quant.Recipe(default=quant.QConfig(weight_bits=4))
+
+    def made(model: nn.Module, batches: Any, **settings: Any) -> Any:
+        chosen = {"rounding": "gptq", **settings}
+        return quant.quantize_dynamic(model, four, batches=batches, progress=False, **chosen)
+
+    packed = [nn.utils.rnn.pack_padded_sequence(x, torch.full((16,), 12), batch_first=True) for x in data]
+    by_padded, by_packed = made(model, data), made(model, packed)
+    for name in ("weight_ih_l0", "weight_ih_l1_reverse"):
+        same = getattr(by_padded.rnn, name) == getattr(by_packed.rnn, name)
+        assert same.float().mean() > 0.99  # the same rows in another order
+    again = made(model, data, checkpoint=tmp_path / "c"), made(model, data, checkpoint=tmp_path / "c")
+    for one in again:
+        assert all(torch.equal(one.state_dict()[name], tensor) for name, tensor in by_padded.state_dict().items())
+
+    cell = nn.ModuleDict({"cell": nn.GRUCell(160, 32)}).eval()
+    rows = [x[:, 0] for x in data]
+    run = {"forward": lambda model, batch: model["cell"](batch)}
+    q, plain = made(cell, rows, **run), made(cell, rows, rounding="nearest", **run)
+    real = cell["cell"].weight_ih
+    errors = [(rows[0] @ (one["cell"].direction.float_tensor("weight_ih") - real).t()).norm() for one in (q, plain)]
+    assert errors[0] < 0.9 * errors[1]
+
+    grouped = quant.Recipe(default=quant.QConfig(weight_bits=4, group_size=32))
+    q = quant.quantize_dynamic(model, grouped, batches=data, rounding="gptq", progress=False)
+    plain = quant.quantize_dynamic(model, grouped)
+    errors = [(data[0] @ (one.rnn.weight_ih_l0 - model.rnn.weight_ih_l0).t()).norm() for one in (q, plain)]
+    assert errors[0] < 0.9 * errors[1]
+
+
+def test_a_recurrent_layer_that_nobody_calls_says_so() -> None:
+    torch.manual_seed(0)
+    model, data = Recurrent(nn.GRU).eval(), sequences()
+    model.add_module("spare", nn.LSTM(160, 8))
+    q = quant.quantize_dynamic(model, FOUR, batches=data, rounding="gptq", progress=False)
+    assert "rounded to nearest: the batches do not call it" in quant.summary(q)["spare"].detail
+
+
+def test_an_input_projection_in_two_terms_is_left_as_it_is() -> None:
+    torch.manual_seed(0)
+    model, data = Recurrent(nn.LSTM, size=16).eval(), sequences(16)
+    q, plain = (
+        quant.quantize_dynamic(model, batches=data, rounding="gptq", progress=False),
+        quant.quantize_dynamic(model),
+    )
+    assert torch.equal(q.rnn.weight_ih_l0, plain.rnn.weight_ih_l0)  # type: ignore[union-attr]
+    assert not torch.equal(q.rnn.weight_ih_l1, plain.rnn.weight_ih_l1)  # type: ignore[union-attr]

@@ -428,8 +428,6 @@ def test_bad_starts_are_refused() -> None:
     prepared = quant.prepare(model, x)
     with pytest.raises(ValueError, match=r"observer of 'input 0' saw no data|saw no data; calibrate"):
         quant.prepare_qat(prepared)
-    with pytest.raises(ValueError, match="give the recipe to"):
-        quant.prepare_qat(prepared, recipe=Recipe())
     with pytest.raises(ValueError, match="prepared for training already"):
         quant.prepare_qat(quant.prepare_qat(model, x))
     with pytest.raises(RecipeError, match=r"layer 'stem'.*axis is 0"):

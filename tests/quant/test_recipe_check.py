@@ -312,6 +312,37 @@ def test_layers_of_a_static_model_are_dynamic_where_the_recipe_says_so(tmp_path:
     assert torch.equal(everything(batches[0]), quant.quantize_dynamic(model)(batches[0]))
 
 
+def test_a_layer_without_a_dynamic_form_says_so_where_the_recipe_wants_one() -> None:
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.conv, self.head = nn.Conv2d(3, 8, 3), nn.Linear(8, 4)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            y: torch.Tensor = self.head(self.conv(x).relu().mean((2, 3)))
+            return y
+
+    class Functional(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(torch.randn(4, 4))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return nn.functional.linear(x, self.weight)
+
+    torch.manual_seed(0)
+    model, batches = Net().eval(), [torch.randn(8, 3, 6, 6) for _ in range(3)]
+    report = quant.summary(quant.quantize_static(model, batches, Recipe(default=PER_CALL), progress=False))
+    assert report["conv"].detail == (
+        "the recipe asks for ranges of each call, and a Conv2d has no dynamic form; without this setting it is static"
+    )
+    assert report["head"].outcome == "int8"
+    with pytest.raises(quant.NothingQuantized, match="a functional linear has no dynamic form"):
+        quant.prepare(Functional().eval(), torch.randn(2, 4), Recipe(default=PER_CALL))
+    dynamic = quant.summary(quant.quantize_dynamic(model))
+    assert dynamic["conv"].detail.startswith("Conv2d is not quantised dynamically; quant.quantize_static makes it int8")
+
+
 class Branching(nn.Module):
     """A forward that reads values in Python, which calls its layers one by one."""
 

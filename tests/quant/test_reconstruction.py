@@ -224,6 +224,36 @@ def test_what_cannot_be_rounded_anew_is_left_with_a_reason() -> None:
     quant.convert(p)
 
 
+class Words(nn.Module):
+    """A table, a recurrent layer and a linear one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table, self.lstm, self.head = nn.Embedding(20, 8), nn.LSTM(8, 8, batch_first=True), nn.Linear(8, 4)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        return self.head(self.lstm(self.table(ids))[0])
+
+
+def test_dynamic_and_recurrent_layers_are_left_with_a_reason() -> None:
+    torch.manual_seed(0)
+    data = list(torch.randint(20, (64, 5)).split(32))
+    result = learn(prepared(Words().eval(), data, quant.Recipe()), data, "gptq")
+    assert [one.name for one in result.layers] == ["head"]
+    assert result.left["table"] == "a table has no inputs to be multiplied with"
+    assert result.left["lstm"].startswith("it is recurrent")
+    assert "lstm" in str(result)
+
+    per_call = quant.Recipe(default=quant.QConfig(activation_observer="dynamic"))
+    rows = list(torch.randn(64, 8).split(32))
+    two = nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 4)).eval()
+    with pytest.raises(ValueError, match=r"no layer can be rounded anew; 0: it is dynamic; quant\.quantize_dynamic"):
+        quant.quantize_static(two, rows, per_call, rounding="gptq", progress=False)
+    nothing = quant.prepare(Words().eval(), data[0], quant.Recipe({"table": quant.QConfig()}, default=None))
+    with pytest.raises(ValueError, match="no layer can be rounded anew; table: a table"):
+        learn(nothing, data, "gptq")
+
+
 def test_a_layer_without_a_bias_gets_none() -> None:
     torch.manual_seed(0)
     data = [torch.rand(64, 8) + 1.0]
@@ -303,6 +333,50 @@ def test_training_starts_from_the_learned_integers(data: list[Tensor]) -> None:
         elif name.endswith(".bias"):
             assert torch.allclose(tensor, started[name], atol=1e-5), name
     assert not torch.equal(started["head.q_weight"], quant.convert(prepared(model, data)).state_dict()["head.q_weight"])
+
+
+@pytest.mark.parametrize("per_channel", [True, False])
+def test_learned_scales_of_training_start_from_learned_rounding(per_channel: bool, data: list[Tensor]) -> None:
+    torch.manual_seed(3)
+    model = trained_like(Residual())
+    for one in (model.stem[1].weight, model.stem[1].running_var):  # type: ignore[index, union-attr]
+        nn.init.uniform_(one, 0.5, 2.0)  # type: ignore[arg-type]
+    known = quant.QConfig(weight_bits=4, per_channel=per_channel)
+    p = prepared(model, data, quant.Recipe(default=known))
+    learn(p, data, "gptq", unit="layer")
+    q = quant.convert(p)
+    trained = quant.QConfig(weight_bits=4, per_channel=per_channel, weight_observer="lsq", activation_observer="lsq")
+    training = quant.prepare_qat(p, recipe=quant.Recipe(default=trained)).eval()
+    started = quant.convert(training)
+    for name, tensor in q.state_dict().items():
+        own = started.state_dict()[name]
+        if name.endswith("q_weight"):
+            assert (tensor == own).float().mean() > 0.999, name
+        elif name.endswith("scale"):
+            assert torch.allclose(tensor, own, rtol=1e-5), name
+    # The scales are parameters, and the first step of training moves them from there.
+    scales = {name: one for name, one in training.named_parameters() if "_quant" in name}
+    before = {name: one.detach().clone() for name, one in scales.items()}
+    training.train()(data[0]).square().mean().backward()
+    torch.optim.SGD(scales.values(), lr=1e-3).step()
+    assert all(one.grad is not None for one in scales.values())
+    assert any(not torch.equal(one, before[name]) for name, one in scales.items())
+    plain = quant.prepare(model, data[0], quant.Recipe(default=known))
+    quant.calibrate.run(plain, data, progress=False)
+    begun = quant.prepare_qat(plain, recipe=quant.Recipe(default=trained))
+    begun.train()(data[0])  # without learned integers LSQ sets them by the weight at the first batch
+    assert all(float(one.detach().min()) > 0 for name, one in begun.named_parameters() if "_quant" in name)
+
+
+def test_the_recipe_of_training_changes_observers_alone(model: nn.Module, data: list[Tensor]) -> None:
+    p = prepared(model, data)
+    for wrong in (quant.QConfig(weight_bits=5), quant.QConfig(weight_bits=4, activation_bits=16)):
+        with pytest.raises(quant.RecipeError, match=r"may change the observers of a calibrated model.*'stem\.0' has"):
+            quant.prepare_qat(p, recipe=quant.Recipe(default=wrong))
+    with pytest.raises(quant.RecipeError, match="may change the observers"):
+        quant.prepare_qat(p, recipe=quant.Recipe({"head": None}, default=quant.QConfig(weight_bits=4)))
+    with pytest.raises(quant.RecipeError, match="searches all that it ever saw"):
+        quant.prepare_qat(p, recipe=quant.Recipe(default=quant.QConfig(weight_bits=4, activation_observer="mse")))
 
 
 def test_weights_that_are_computed_start_from_themselves(data: list[Tensor]) -> None:

@@ -1,0 +1,215 @@
+"""`reestimate_batch_norm`: the statistics of batch norms once more, of what the layers before them give now.
+
+Training for int8 leaves running averages that lag behind: of weights that went to and fro between two integers (Nagel
+et al. 2022, arXiv:2203.11086, section 5.1), of a model that is the average of others, or of norms that were frozen
+early. Here the statistics are those of all batches together: per channel, with m_i and v_i the mean and variance of
+batch i, and n_i its samples,
+
+    mean = sum_i n_i m_i / sum_i n_i,    variance = sum_i n_i (v_i + m_i**2) / sum_i n_i - mean**2
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import time
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any, Protocol, runtime_checkable
+
+import torch
+from quant.calibrate.batches import check_batches, count_samples, describe
+from quant.calibrate.checkpoint import observers_of
+from quant.calibrate.driver import Forward, by_rule, evaluating, total_of
+from quant.calibrate.errors import CalibrationError
+from quant.kernels.progress import progress_of
+from torch import Tensor, nn
+
+WHO = "calibrate.reestimate_batch_norm"
+
+FROZEN = "norms_frozen"
+"""The switch of a module in training for int8 that keeps its norms at their running statistics."""
+
+Norm = nn.modules.batchnorm._BatchNorm
+
+
+@dataclass(frozen=True)
+class BatchNormEstimate:
+    """The result of `reestimate_batch_norm`.
+
+    Attributes:
+        norms: names of the batch norms whose statistics are new.
+        left: of those that the batches did not reach, which keep theirs.
+        batches, samples: that were taken.
+        seconds: that it took.
+    """
+
+    norms: tuple[str, ...]
+    left: tuple[str, ...]
+    batches: int
+    samples: int
+    seconds: float
+
+
+@runtime_checkable
+class _Freezes(Protocol):
+    """A module that trains for int8."""
+
+    def is_on(self, name: str) -> bool: ...
+
+    def switch(self, name: str, on: bool) -> None: ...
+
+
+@torch.inference_mode(False)
+@torch.no_grad()
+def reestimate_batch_norm(
+    model: nn.Module,
+    batches: Iterable[Any],
+    *,
+    forward: Forward | None = None,
+    limit: int | None = None,
+    progress: bool = True,
+) -> BatchNormEstimate:
+    """Take the running statistics of a model's batch norms anew, from data; nothing else changes.
+
+    Their count of batches (`num_batches_tracked`) begins again at 0: they are averages of no training any more.
+
+    Of a model from `quant.prepare_qat`, after training and before `quant.convert`: layers are rounded as they will be,
+    and ranges stay. Frozen norms get new statistics too, and are frozen again. A float model's are taken in float, as
+    before `quant.prepare`.
+
+    Args:
+        model: changed in place. It runs in eval mode, but for its batch norms, which normalise by each batch.
+        batches: as for `run`: training data as they come in training, some thousand samples in large batches.
+        forward: called with (model, batch) where the model is not simply called with its inputs.
+        limit: how many batches to take; None for all.
+        progress: a bar on standard error, two lines where that is no terminal.
+
+    Raises:
+        ValueError: no batch norm with running statistics; `batches` is empty or reaches none of them; a statistic is
+            not finite, with the norm's name; or the model is from `quant.prepare`, where batch norms are those of the
+            float model. The model is then as it was.
+        CalibrationError: the model failed on a batch, which the message describes. The model is then as it was.
+    """
+    began = time.perf_counter()
+    check_batches(batches, WHO)
+    norms = _norms(model)
+    run = forward or by_rule(model)
+    before = {name: _state(norm) for name, norm in norms.items()}
+    sums = {name: _Sums() for name in norms}
+    batches_taken = samples = 0
+    bar = progress_of("batch norms", unit="batch", total=total_of(batches, limit), shown=progress)
+    try:
+        with bar, evaluating(model), _by_batch(model, norms.values()):
+            for index, batch in enumerate(itertools.islice(batches, limit)):
+                for norm in norms.values():
+                    norm.reset_running_stats()
+                try:
+                    run(model, batch)
+                except Exception as error:
+                    what = f"{WHO}: batch {index}, {describe(batch)}: {type(error).__name__}: {error}"
+                    raise CalibrationError(what) from error
+                for name, norm in norms.items():
+                    sums[name].add(norm, count_samples(batch))
+                batches_taken, samples = batches_taken + 1, samples + count_samples(batch)
+                bar.update()
+        new = {name: one.statistics() for name, one in sums.items() if one.samples}
+        _check_statistics(new, batches_taken)
+    finally:
+        for name, norm in norms.items():
+            _put(norm, *before[name])
+    for name, (mean, variance) in new.items():
+        _put(norms[name], mean, variance, torch.zeros_like(before[name][2]))
+    left = tuple(name for name in norms if name not in new)
+    return BatchNormEstimate(tuple(new), left, batches_taken, samples, time.perf_counter() - began)
+
+
+class _Sums:
+    """Of a norm's statistics, over batches."""
+
+    def __init__(self) -> None:
+        self.samples = 0
+        self.mean: Any = 0.0
+        self.square: Any = 0.0
+
+    def add(self, norm: Any, samples: int) -> None:
+        """Add what the norm's buffers say of one batch, if it was called."""
+        if not int(norm.num_batches_tracked):
+            return
+        mean, variance = norm.running_mean.double(), norm.running_var.double()
+        self.samples += samples
+        self.mean = self.mean + samples * mean
+        self.square = self.square + samples * (variance + mean.square())
+
+    def statistics(self) -> tuple[Tensor, Tensor]:
+        """Mean and variance, float64 (channels,)."""
+        mean = self.mean / self.samples
+        return mean, (self.square / self.samples - mean.square()).clamp(min=0.0)
+
+
+def _norms(model: nn.Module) -> dict[str, Any]:
+    """The batch norms with running statistics, by name.
+
+    Raises:
+        ValueError: there are none, or they are not to be changed.
+    """
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"{WHO}: model is a {type(model).__name__}, expected an nn.Module")
+    norms = {
+        name: module
+        for name, module in model.named_modules()
+        if isinstance(module, Norm) and module.running_mean is not None
+    }
+    if not norms:
+        raise ValueError(
+            f"{WHO}: {type(model).__name__} has no batch norm with running statistics; in a converted model they are "
+            "folded into the layers before them: take them anew before quant.convert"
+        )
+    if observers_of(model) and not any(FROZEN in module._buffers for module in model.modules()):
+        raise ValueError(
+            f"{WHO}: {type(model).__name__} is from quant.prepare, and its batch norms are those of the float model, "
+            "whose values calibration saw; take them anew before quant.prepare or in a model from quant.prepare_qat, "
+            "or correct scales and biases behind rounded layers by quant.learn_rounding"
+        )
+    return norms
+
+
+@contextlib.contextmanager
+def _by_batch(model: nn.Module, norms: Iterable[Any]) -> Iterator[None]:
+    """Let norms alone be in training mode, with buffers that hold the mean over the calls of a batch."""
+    every = list(norms)
+    momenta = [norm.momentum for norm in every]
+    frozen = [one for one in model.modules() if FROZEN in one._buffers and isinstance(one, _Freezes)]
+    frozen = [one for one in frozen if one.is_on(FROZEN)]
+    try:
+        for norm in every:
+            norm.momentum = None
+            norm.train()
+        for one in frozen:
+            one.switch(FROZEN, False)
+        yield
+    finally:
+        for norm, momentum in zip(every, momenta, strict=True):
+            norm.momentum = momentum
+        for one in frozen:
+            one.switch(FROZEN, True)
+
+
+def _state(norm: Any) -> tuple[Tensor, Tensor, Tensor]:
+    return norm.running_mean.clone(), norm.running_var.clone(), norm.num_batches_tracked.clone()
+
+
+def _put(norm: Any, mean: Tensor, variance: Tensor, count: Tensor) -> None:
+    norm.running_mean.copy_(mean)
+    norm.running_var.copy_(variance)
+    norm.num_batches_tracked.copy_(count)
+
+
+def _check_statistics(new: dict[str, tuple[Tensor, Tensor]], batches: int) -> None:
+    if not batches:
+        raise ValueError(f"{WHO}: batches is empty: nothing was seen (a generator can be read only once)")
+    if not new:
+        raise ValueError(f"{WHO}: the batches reach no batch norm; nothing was changed")
+    for name, (mean, variance) in new.items():
+        if not bool((torch.isfinite(mean) & torch.isfinite(variance)).all()):
+            raise ValueError(f"{WHO}: '{name}' was given NaN or infinite values; nothing was changed")
