@@ -310,16 +310,19 @@ def _quantize(
     rows, columns = weight.shape
     if not fits(columns, bits):
         raise ValueError(f"{columns} inputs of {bits} bits, expected a multiple of {BLOCK} of {NARROW_BITS} bits")
-    # The bytes of a panel lie together, and a slice has whole panels.
+    # The bytes of a panel lie together, and a slice has whole panels. Both tensors are there before the slices' own
+    # memory comes and goes: what is kept of each slice would lie between, and none of that could be given back.
     flat, place = torch.empty(rows * bits * columns // 8, dtype=torch.uint8), 0
-    scales = []
-    for _, part in row_slices(weight):
+    beside = () if group_size is None else (columns // group_size, *(() if symmetric else (2,)))
+    scales = {one: torch.empty((rows, *beside), dtype=one) for one in (torch.float16, torch.float32)}
+    used = set()
+    for first, part in row_slices(weight):
         q_weight, scale = _quantize_rows(part, bits, group_size, symmetric, halves=halves)
         flat[place : place + q_weight.numel()] = q_weight.flatten()
         place += q_weight.numel()
-        scales.append(scale)
-    same = len({scale.dtype for scale in scales}) == 1
-    return flat.view(rows, bits, columns // 8), torch.cat(scales) if same else None
+        scales[scale.dtype][first : first + len(scale)] = scale
+        used.add(scale.dtype)
+    return flat.view(rows, bits, columns // 8), scales[used.pop()] if len(used) == 1 else None
 
 
 def _quantize_rows(

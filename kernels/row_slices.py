@@ -7,8 +7,8 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-VALUES = 1 << 22
-"""About the values of one slice: 16 MiB of float32."""
+VALUES = 1 << 20
+"""About the values of one slice: 4 MiB of float32."""
 
 TOGETHER = 64
 """Rows of a slice come in multiples of this; narrow weights are packed so many outputs at a time."""

@@ -108,7 +108,7 @@ def _layer(name: str, old: Any, entry: Mapping[str, Any], forms: Mapping[str, Te
     if make is None:
         raise ArtefactError(f"layer {name!r} is an int8 {kind}, which this version does not know: upgrade it")
     try:
-        new = make(name, old, inner, forms)
+        new: QuantModule = make(name, old, inner, forms)
     except KeyError as error:
         raise ArtefactError(f"layer {name!r} has no tensor {error} in the checkpoint; load its files again") from error
     adopt(new, old, name)

@@ -150,11 +150,11 @@ def _quantize(weight: Tensor, qconfig: QConfig) -> tuple[Tensor, Tensor]:
 def _bytes(weight: Tensor, bits: int) -> tuple[Tensor, Tensor]:
     """A weight (N, K) with a scale per row, some rows at a time: int8 (N, K) and float32 (N,)."""
     q_weight = torch.empty(weight.shape, dtype=torch.int8, device=weight.device)
-    scales = []
+    scale = torch.empty(weight.shape[0], device=weight.device)
     for first, rows in row_slices(weight):
-        q_weight[first : first + len(rows)], scale = quantize_weight(rows, bits=bits)
-        scales.append(scale)
-    return q_weight, torch.cat(scales)
+        last = first + len(rows)
+        q_weight[first:last], scale[first:last] = quantize_weight(rows, bits=bits)
+    return q_weight, scale
 
 
 def check_groups(columns: int, qconfig: QConfig) -> None:

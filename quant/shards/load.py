@@ -141,6 +141,6 @@ def _load_floats(model: nn.Module, checkpoint: Checkpoint, tied: dict[str, tuple
                 if own is None or not names or (isinstance(module, QuantModule) and own.device.type != "meta"):
                     continue
                 if names not in loaded:
-                    value = _one_of(names, checkpoint)[1].to(own.dtype).clone()  # of memory that is no file's
+                    value = _one_of(names, checkpoint)[1].to(own.dtype)
                     loaded[names] = nn.Parameter(value, own.requires_grad) if isinstance(own, nn.Parameter) else value
                 held[key] = loaded[names]
