@@ -24,6 +24,7 @@ No `from __future__ import annotations`: torch.jit.script reads those of `dequan
 from typing import NamedTuple
 
 import torch
+from quant.kernels.row_slices import row_slices
 from quant.kernels.scheme import SCALE_MIN, affine_qparams, divided, quantize_weight
 from torch import Tensor
 
@@ -265,7 +266,11 @@ def store(u: Tensor, scale: Tensor, zero_point: Tensor | None, bits: int) -> tup
     """
     if scale.dim() == 1 and zero_point is None:
         return pack(u, bits), scale.to(torch.float32).contiguous()
-    stored = stored_scale(scale)
+    return _in_two(u, stored_scale(scale), zero_point, bits)
+
+
+def _in_two(u: Tensor, stored: Tensor, zero_point: Tensor | None, bits: int) -> tuple[Tensor, Tensor]:
+    """`store` with scales by group that are of their dtype already."""
     if zero_point is not None:
         stored = torch.stack([stored, zero_point.to(stored.dtype)], dim=2)
     q_weight, stored = pack(u, bits), stored.contiguous()
@@ -286,12 +291,44 @@ def quantize(
     """Round a float weight (N, K) to the nearest integers; returns q_weight and scale.
 
     Args:
-        weight: float32, finite.
+        weight: of any float type, finite.
         bits: 4, 3 or 2.
         group_size: inputs that share a scale, one of GROUP_SIZES that divides K; None for a scale per output.
         symmetric: integers of ±(2**(bits - 1) - 1) around 0; else all 2**bits, from the group's minimum to its maximum.
     """
-    weight = weight.detach().to(torch.float32)
+    q_weight, scale = _quantize(weight, bits, group_size, symmetric, halves=True)
+    if scale is None:
+        q_weight, scale = _quantize(weight, bits, group_size, symmetric, halves=False)
+    assert scale is not None
+    return q_weight, scale
+
+
+def _quantize(
+    weight: Tensor, bits: int, group_size: int | None, symmetric: bool, *, halves: bool
+) -> tuple[Tensor, Tensor | None]:
+    """`quantize`, some rows at a time; without a scale where some of its slices fit float16 and others do not."""
+    rows, columns = weight.shape
+    if not fits(columns, bits):
+        raise ValueError(f"{columns} inputs of {bits} bits, expected a multiple of {BLOCK} of {NARROW_BITS} bits")
+    # The bytes of a panel lie together, and a slice has whole panels. Both tensors are there before the slices' own
+    # memory comes and goes: what is kept of each slice would lie between, and none of that could be given back.
+    flat, place = torch.empty(rows * bits * columns // 8, dtype=torch.uint8), 0
+    beside = () if group_size is None else (columns // group_size, *(() if symmetric else (2,)))
+    scales = {one: torch.empty((rows, *beside), dtype=one) for one in (torch.float16, torch.float32)}
+    used = set()
+    for first, part in row_slices(weight):
+        q_weight, scale = _quantize_rows(part, bits, group_size, symmetric, halves=halves)
+        flat[place : place + q_weight.numel()] = q_weight.flatten()
+        place += q_weight.numel()
+        scales[scale.dtype][first : first + len(scale)] = scale
+        used.add(scale.dtype)
+    return flat.view(rows, bits, columns // 8), scales[used.pop()] if len(used) == 1 else None
+
+
+def _quantize_rows(
+    weight: Tensor, bits: int, group_size: int | None, symmetric: bool, *, halves: bool
+) -> tuple[Tensor, Tensor]:
+    """`quantize` of float32 (N, K); scales by group are float16 where that holds them and `halves` allows it."""
     if group_size is None:
         q, scale = quantize_weight(weight, bits=bits)
         return pack(q + 2 ** (bits - 1), bits), scale
@@ -301,13 +338,15 @@ def quantize(
         bound = grouped.abs().amax(dim=2)
         scale = divided(bound, middle - 1)
         scale = torch.where(bound == 0, torch.ones_like(scale), scale.clamp(min=SCALE_MIN))
-        scale = stored_scale(scale).to(torch.float32)
-        u = (torch.round(grouped * (1.0 / scale).unsqueeze(2)) + middle).clamp(1, 2 * middle - 1)
     else:
         low, high = grouped.amin(dim=2).clamp(max=0.0), grouped.amax(dim=2).clamp(min=0.0)
         scale = affine_qparams(low, high, 0, 2 * middle - 1)[0]
         scale = torch.where(low == high, torch.ones_like(scale), scale)
-        scale = stored_scale(scale).to(torch.float32)
-        zero_point = torch.round(-low * (1.0 / scale)).clamp(0, 2 * middle - 1)
-        u = (torch.round(grouped * (1.0 / scale).unsqueeze(2)) + zero_point.unsqueeze(2)).clamp(0, 2 * middle - 1)
-    return store(u.flatten(1), scale, zero_point, bits)
+    stored = stored_scale(scale) if halves else scale
+    inverse = (1.0 / stored.to(torch.float32)).unsqueeze(2)
+    if symmetric:
+        u = (torch.round(grouped * inverse) + middle).clamp(1, 2 * middle - 1)
+    else:
+        zero_point = torch.round(-low * inverse.squeeze(2)).clamp(0, 2 * middle - 1)
+        u = (torch.round(grouped * inverse) + zero_point.unsqueeze(2)).clamp(0, 2 * middle - 1)
+    return _in_two(u.flatten(1), stored, zero_point, bits)

@@ -16,6 +16,7 @@ after the other. The length of a row says how many there are.
 from __future__ import annotations
 
 import torch
+from quant.kernels.row_slices import row_slices
 from torch import Tensor
 
 TABLE_BITS = (8, 4, 3, 2)
@@ -48,7 +49,7 @@ def pack_table(weight: Tensor, bits: int, group_size: int | None = None) -> Tens
     """Pack a table, each row, or each group of a row, by its own minimum and maximum.
 
     Args:
-        weight: float32 (rows, dim), finite.
+        weight: of any float type, (rows, dim), finite.
         bits: 8, 4, 3 or 2.
         group_size: columns that share a scale and a bias, a divisor of dim; below 8 bits. None for the whole row.
 
@@ -56,16 +57,24 @@ def pack_table(weight: Tensor, bits: int, group_size: int | None = None) -> Tens
         uint8 (rows, row_bytes(dim, bits, dim / group_size)).
     """
     _check_bits(bits)
-    weight = weight.detach().to(torch.float32)
     if weight.dim() != 2:
         raise ValueError(f"an embedding table has shape (rows, dim), got {tuple(weight.shape)}")
-    dim = weight.shape[1]
+    count, dim = weight.shape
     if group_size is not None and (bits == 8 or group_size < 1 or dim % group_size):
         raise ValueError(
             f"group_size is {group_size}, expected a divisor of {dim} columns of fewer than 8 bits, or None"
         )
+    groups = 1 if group_size is None else dim // group_size
+    table = torch.empty(count, row_bytes(dim, bits, groups), dtype=torch.uint8, device=weight.device)
+    for first, rows in row_slices(weight):
+        table[first : first + len(rows)] = _pack_rows(rows, bits, groups)
+    return table
+
+
+def _pack_rows(weight: Tensor, bits: int, groups: int) -> Tensor:
+    """`pack_table` of some float32 rows."""
     real = torch.float32 if bits == 8 else torch.float16
-    weight = weight.unflatten(1, (1 if group_size is None else dim // group_size, -1))
+    weight = weight.unflatten(1, (groups, -1))
     low, high = weight.amin(dim=2, keepdim=True), weight.amax(dim=2, keepdim=True)
     # The stored numbers are what is decoded with, so q is chosen for them, not for the ones before rounding.
     bias = low.to(real)
@@ -77,7 +86,7 @@ def pack_table(weight: Tensor, bits: int, group_size: int | None = None) -> Tens
     q = q.flatten(1)
     planes = [_plane(q & 3, 2), _plane(q >> 2, 1)] if bits == 3 else [_plane(q, bits)]
     tail = torch.cat([scale, bias], dim=2).flatten(1).contiguous().view(torch.uint8)
-    return torch.cat([*planes, tail], dim=1).contiguous()
+    return torch.cat([*planes, tail], dim=1)
 
 
 def _plane(q: Tensor, bits: int) -> Tensor:

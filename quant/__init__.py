@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from quant.reconstruction import learn_rounding
     from quant.report import Report, summary
     from quant.sensitivity import sensitivity
+    from quant.shards import load_quantized
 
 __all__ = [
     "ArtefactError",
@@ -63,6 +64,7 @@ __all__ = [
     "learn_rounding",
     "load",
     "load_onnx",
+    "load_quantized",
     "observers",
     "parity",
     "prepare",
@@ -103,6 +105,7 @@ _MODULES = {
     "reconstruction": ("learn_rounding",),
     "report": ("Report", "summary"),
     "sensitivity": ("sensitivity",),
+    "shards": ("load_quantized",),
 }
 """Where the names above stand that are no modules."""
 

@@ -105,21 +105,21 @@ def quantize_dynamic(
         model = copy_model(model)
     decisions = decide(model, recipe)
     check_something(decisions)
-    _build(decisions, chosen)
+    build(decisions, chosen)
     if batches is not None:
         round_by_data(
             model, decisions, batches, rounding, forward=forward, samples=samples, checkpoint=checkpoint,
             progress=progress,
         )  # fmt: skip
-    report = _report(decisions, used, summary(model))
-    result = _replace(model, decisions)
+    report = report_of(decisions, used, summary(model))
+    result = put_in(model, decisions)
     leave_fast_paths(result)
     attach_report(result, report)
     return result
 
 
-def _build(decisions: list[Decision], backend: str) -> None:
-    """Build every int8 module. Weights that were one tensor stay one."""
+def build(decisions: Iterable[Decision], backend: str) -> None:
+    """Build every int8 module; `backend`: its name for all of them, or ''. Weights that were one tensor stay one."""
     owners: dict[int, Decision] = {}
     # Linears first: a tied embedding reads the Linear's weight, not the other way round.
     for decision in sorted(decisions, key=lambda decision: not isinstance(decision.module, nn.Linear)):
@@ -194,7 +194,8 @@ def _make_tied(decision: Decision, owner: Decision) -> QuantModule | None:
     return None
 
 
-def _replace(model: nn.Module, decisions: list[Decision]) -> nn.Module:
+def put_in(model: nn.Module, decisions: Iterable[Decision]) -> nn.Module:
+    """The model with the int8 modules that were built in it; where the root itself is one, that."""
     for decision in decisions:
         if decision.replacement is None:
             continue
@@ -206,7 +207,7 @@ def _replace(model: nn.Module, decisions: list[Decision]) -> nn.Module:
     return model
 
 
-def _report(decisions: list[Decision], used: Backend, before: Report) -> Report:
+def report_of(decisions: Iterable[Decision], used: Backend, before: Report) -> Report:
     """The report of the decisions; modules that were quantised earlier keep their entries of `before`."""
     entries = []
     counted: set[int] = set()

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
 
 from quant.copying import hooks_of, name_of
+from quant.kernels.row_slices import all_finite
 from quant.kernels.tables import TABLE_BITS
 from quant.nn import QuantModule
 from quant.nn.registry import maker, supported
@@ -195,10 +196,17 @@ def check_something(decisions: list[Decision]) -> None:
 def check_weights(decisions: list[Decision], recipe: Recipe) -> None:
     """Raise TypeError, ValueError or RecipeError for weights that cannot be quantised as the recipe asks."""
     for decision in decisions:
+        if decision.qconfig is not None:
+            for name, tensor in decision.module.named_parameters():
+                check_tensor(f"{decision.where}: {name}", tensor)
+    check_settings(decisions, recipe)
+
+
+def check_settings(decisions: list[Decision], recipe: Recipe) -> None:
+    """Raise RecipeError for settings that dynamic layers do not have; looks at no values."""
+    for decision in decisions:
         if decision.qconfig is None:
             continue
-        for name, tensor in decision.module.named_parameters():
-            _check_tensor(f"{decision.where}: {name}", tensor)
         _, rule = _resolve(decision.module, decision.names, recipe)
         asked = recipe.rule_text(rule)
         if isinstance(decision.module, TABLES) and decision.qconfig.weight_bits not in TABLE_BITS:
@@ -212,7 +220,8 @@ def check_weights(decisions: list[Decision], recipe: Recipe) -> None:
                 )
 
 
-def _check_tensor(what: str, tensor: Tensor) -> None:
+def check_tensor(what: str, tensor: Tensor) -> None:
+    """Raise TypeError or ValueError for a tensor, called `what`, that has no values on the CPU to quantise."""
     if tensor.device.type == "meta":
         raise TypeError(f"{what} is on the meta device and has no values; load the weights first")
     if tensor.device.type != "cpu":
@@ -221,5 +230,5 @@ def _check_tensor(what: str, tensor: Tensor) -> None:
         raise TypeError(
             f"{what} is {tensor.dtype}, expected torch.float32, torch.bfloat16 or torch.float16: model.float() first"
         )
-    if not bool(torch.isfinite(tensor.detach()).all()):
+    if not all_finite(tensor):
         raise ValueError(f"{what} holds NaN or inf, which no integer stands for")

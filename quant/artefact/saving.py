@@ -47,7 +47,7 @@ def save(model: nn.Module, path: str | os.PathLike[str], *, runner: bool = False
             values in its state_dict that are not tensors. With `runner`, it is not one native call; the message names
             the steps outside of it, with reasons.
     """
-    modules = _int8_modules(model)
+    modules = int8_modules(model)
     static = _static_models(model)
     if not modules and not static:
         raise ArtefactError(f"{type(model).__name__} holds no int8 module; quantise it first")
@@ -56,7 +56,7 @@ def save(model: nn.Module, path: str | os.PathLike[str], *, runner: bool = False
     manifest = {
         "static": {name: describe(part) for name, part in static.items()},
         "programs": programs,
-        "modules": {name: _describe(module) for name, module in modules.items()},
+        "modules": {name: describe_layer(module) for name, module in modules.items()},
         "report": report.to_dict()["modules"],
         "float_bytes": report.float_bytes,
     }
@@ -95,7 +95,7 @@ def _is_prepared(module: nn.Module) -> bool:
     return isinstance(runner, Programs) and not isinstance(runner, ProgramRunner)
 
 
-def _int8_modules(model: nn.Module) -> dict[str, QuantModule]:
+def int8_modules(model: nn.Module) -> dict[str, QuantModule]:
     """The outermost int8 modules, by name."""
     modules: dict[str, QuantModule] = {}
     for name, module in model.named_modules(remove_duplicate=False):
@@ -141,7 +141,8 @@ def _state(model: nn.Module, static: Mapping[str, nn.Module]) -> dict[str, Tenso
     return state
 
 
-def _describe(module: QuantModule) -> dict[str, Any]:
+def describe_layer(module: QuantModule) -> dict[str, Any]:
+    """The class and settings of an int8 module, from which one without values can be built."""
     inner = {name: child for name, child in module.named_modules() if isinstance(child, QuantModule)}
     return {
         "class": type(module).__name__,

@@ -2,6 +2,7 @@
 
 from quant.nn.attention import MultiheadAttention
 from quant.nn.embedding import Embedding, EmbeddingBag, TiedEmbedding
+from quant.nn.experts import Experts
 from quant.nn.linear import Conv1D, Linear
 from quant.nn.recurrent import GRU, LSTM, RNN, GRUCell, LSTMCell, RNNCell
 from quant.nn.registry import register_int8
@@ -15,6 +16,7 @@ __all__ = [
     "Conv1D",
     "Embedding",
     "EmbeddingBag",
+    "Experts",
     "GRUCell",
     "LSTMCell",
     "Linear",

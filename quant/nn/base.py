@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from quant.kernels import narrow
+from quant.kernels.row_slices import row_slices
 from quant.kernels.scheme import quantize_weight
 from quant.nn.inherited import inherit_methods
 from quant.recipe import QConfig, RecipeError
@@ -97,13 +98,13 @@ class QuantizedWeight:
     @classmethod
     def of(cls, weight: Tensor, qconfig: QConfig) -> "QuantizedWeight":
         """Quantise a float weight (N, K); see `loses_columns` for when its input takes 16 bits."""
-        weight = weight.detach().to(torch.float32)
+        weight = weight.detach()
         bits = qconfig.activation_bits
         if bits == "auto":
             bits = 16 if loses_columns(weight) else 8
         columns = column_norms(weight) if bits == 16 else None
         if columns is not None:
-            weight = weight / columns
+            weight = weight / columns  # a half type becomes float32
         q_weight, scale = _quantize(weight, qconfig)
         return cls(q_weight, scale, columns, bits)
 
@@ -138,13 +139,21 @@ def _quantize(weight: Tensor, qconfig: QConfig) -> tuple[Tensor, Tensor]:
     if qconfig.group_size is not None:
         check_groups(weight.shape[1], qconfig)
         return narrow.quantize(weight, bits, qconfig.group_size, symmetric=qconfig.weight_symmetric)
-    if qconfig.per_channel:
-        q_weight, scale = quantize_weight(weight, bits=bits, axis=0)
-    else:
-        q_flat, scale = quantize_weight(weight.reshape(1, -1), bits=bits, axis=0)
+    narrow_bits = narrow.fits(weight.shape[1], bits)
+    if not qconfig.per_channel:
+        q_flat, scale = quantize_weight(weight.reshape(1, -1), bits=bits)
         q_weight, scale = q_flat.reshape(weight.shape), scale.expand(weight.shape[0]).contiguous()
-    if narrow.fits(weight.shape[1], bits):
-        return narrow.pack(q_weight + 2 ** (bits - 1), bits), scale
+        return (narrow.pack(q_weight + 2 ** (bits - 1), bits) if narrow_bits else q_weight), scale
+    return narrow.quantize(weight, bits) if narrow_bits else _bytes(weight, bits)
+
+
+def _bytes(weight: Tensor, bits: int) -> tuple[Tensor, Tensor]:
+    """A weight (N, K) with a scale per row, some rows at a time: int8 (N, K) and float32 (N,)."""
+    q_weight = torch.empty(weight.shape, dtype=torch.int8, device=weight.device)
+    scale = torch.empty(weight.shape[0], device=weight.device)
+    for first, rows in row_slices(weight):
+        last = first + len(rows)
+        q_weight[first:last], scale[first:last] = quantize_weight(rows, bits=bits)
     return q_weight, scale
 
 
@@ -160,7 +169,9 @@ def check_groups(columns: int, qconfig: QConfig) -> None:
 
 def column_norms(weight: Tensor) -> Tensor:
     """The largest magnitude of each column of (N, K), 1 where a column is zero: float32 (K,)."""
-    norms = weight.abs().amax(dim=0) if weight.shape[0] else weight.new_ones(weight.shape[1])
+    norms = torch.zeros(weight.shape[1], device=weight.device)
+    for _, rows in row_slices(weight):
+        norms = torch.maximum(norms, rows.abs().amax(dim=0)) if rows.shape[0] else torch.ones_like(norms)
     return torch.where(norms > 0, norms, torch.ones_like(norms))
 
 
@@ -174,7 +185,8 @@ def loses_columns(weight: Tensor) -> bool:
     """
     if weight.numel() == 0:
         return False
-    step = weight.abs().amax(dim=1) / 127
-    noise = step.square().sum() / 12
-    power = weight.square().sum(dim=0)
+    noise, power = torch.zeros((), device=weight.device), torch.zeros(weight.shape[1], device=weight.device)
+    for _, rows in row_slices(weight):
+        noise = noise + (rows.abs().amax(dim=1) / 127).square().sum() / 12
+        power = power + rows.square().sum(dim=0)
     return bool(((power > 0) & (power < LOST_COLUMN_SQNR * noise)).any())

@@ -35,7 +35,7 @@ class _Table(QuantModule):
         self.bits = qconfig.weight_bits
         self.register_buffer(
             "rows",
-            pack_table(as_float32(module.weight), self.bits, qconfig.group_size) if tied_to is None else tied_to.rows,
+            pack_table(module.weight, self.bits, qconfig.group_size) if tied_to is None else tied_to.rows,
         )
 
     @property

@@ -11,6 +11,7 @@ from torch import nn
 from quant.int8_classes import LAYERS, Maker
 from quant.nn.attention import MultiheadAttention
 from quant.nn.embedding import Embedding, EmbeddingBag
+from quant.nn.experts import Experts, is_experts
 from quant.nn.linear import Conv1D, Linear
 from quant.recurrent_layers import recurrent_class, recurrent_classes
 from quant.runtime.layers.quant_module import QuantModule
@@ -53,6 +54,8 @@ def maker(kind: type) -> Maker | None:
     """The Maker for modules of exactly this class; None where there is none."""
     if kind is _imported_conv1d():
         return Conv1D.from_float
+    if is_experts(kind):
+        return Experts.from_float
     known, recurrent = LAYERS.get(kind), recurrent_class(kind)
     return known if recurrent is None or known is not None else recurrent.stand_in
 

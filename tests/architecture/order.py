@@ -38,6 +38,7 @@ ORDER = (
     "quant.dynamic_decisions",
     "quant.dynamic_rounding",
     "quant.dynamic",
+    "quant.shards",
     # A model becomes a graph, a fused graph, a prepared model, a converted one.
     "quant.capture",
     "quant.heard_calls",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from quant.kernels import dispatch, narrow, reference, reference_rnn
+from quant.kernels import dispatch, narrow, reference, reference_rnn, row_slices, tables
 from quant.kernels.scheme import quantize_weight
 from torch import Tensor
 
@@ -210,3 +210,44 @@ def test_errors_say_what_was_expected() -> None:
         call(torch.randn(2, 64), q_weight, torch.ones(16, 3, dtype=torch.float16))
     with pytest.raises(ValueError, match="32 of"):
         narrow.pack(torch.zeros(4, 40, dtype=torch.uint8), 4)
+
+
+# --- some rows at a time --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "dtype", [torch.float32, torch.bfloat16, torch.float16], ids=["float32", "bfloat16", "float16"]
+)
+@pytest.mark.parametrize("bits", narrow.NARROW_BITS)
+@pytest.mark.parametrize("setting", [(None, True), (32, True), (64, False)], ids=["outputs", "groups", "zero points"])
+def test_slices_of_rows_are_the_whole(
+    monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype, bits: int, setting: tuple[int | None, bool]
+) -> None:
+    weight = torch.randn(200, 64, generator=torch.Generator().manual_seed(0)).to(dtype)
+    whole = narrow.quantize(weight.float(), bits, setting[0], symmetric=setting[1])
+    monkeypatch.setattr(row_slices, "VALUES", 1)  # 64 rows each, and a last slice of 8
+    sliced = narrow.quantize(weight, bits, setting[0], symmetric=setting[1])
+    assert all(torch.equal(one, other) for one, other in zip(whole, sliced, strict=True))
+    assert whole[1].dtype is sliced[1].dtype
+
+
+@pytest.mark.parametrize("small", [0, 199], ids=["first slice", "last slice"])
+@pytest.mark.parametrize("symmetric", [True, False])
+def test_a_scale_that_float16_cannot_hold_makes_those_of_all_slices_float32(
+    monkeypatch: pytest.MonkeyPatch, small: int, symmetric: bool
+) -> None:
+    weight = torch.randn(200, 64, generator=torch.Generator().manual_seed(0))
+    weight[small] *= 1e-6
+    whole = narrow.quantize(weight, 4, 32, symmetric=symmetric)
+    monkeypatch.setattr(row_slices, "VALUES", 1)
+    sliced = narrow.quantize(weight, 4, 32, symmetric=symmetric)
+    assert sliced[1].dtype is torch.float32
+    assert all(torch.equal(one, other) for one, other in zip(whole, sliced, strict=True))
+
+
+@pytest.mark.parametrize("bits", tables.TABLE_BITS)
+def test_slices_of_a_table_are_the_whole(monkeypatch: pytest.MonkeyPatch, bits: int) -> None:
+    weight = torch.randn(200, 64, generator=torch.Generator().manual_seed(0)).to(torch.bfloat16)
+    whole = tables.pack_table(weight.float(), bits)
+    monkeypatch.setattr(row_slices, "VALUES", 1)
+    assert torch.equal(tables.pack_table(weight, bits), whole)

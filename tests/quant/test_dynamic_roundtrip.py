@@ -124,7 +124,7 @@ def assert_same(again: Callable[..., Any], quantized: nn.Module, case: Case) -> 
 
 def test_the_cases_hold_every_int8_class() -> None:
     held = {type(part).__name__ for case in CASES.values() for part in case.quantized().modules()}
-    classes = {kind.__name__ for kind in finest(QuantModule)} - {"Conv1D"}  # of transformers, tested where that is
+    classes = {kind.__name__ for kind in finest(QuantModule)} - {"Conv1D", "Experts"}  # of transformers
     assert classes <= held
 
 

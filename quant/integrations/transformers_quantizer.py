@@ -1,0 +1,248 @@
+"""`OctetConfig`: `from_pretrained` of transformers quantises while it loads, and `save_pretrained` writes what it made.
+
+    from quant.integrations.transformers_quantizer import OctetConfig
+
+    config = OctetConfig(bits=4, group_size=64)
+    model = AutoModelForCausalLM.from_pretrained("folder", quantization_config=config)
+    model.save_pretrained("folder-int4")
+    again = AutoModelForCausalLM.from_pretrained("folder-int4")  # the same bits
+
+Importing this file registers the method "octet" with transformers, by its own `register_quantizer`. A float checkpoint
+is quantised a layer at a time as its tensors are read (`quant/shards/assembly.py`). What was saved has the settings of
+each int8 layer in the header of its files, and its layers are built by them before the tensors come.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import safetensors
+import torch
+from torch import Tensor, nn
+from transformers.core_model_loading import ConversionOps
+from transformers.quantizers import HfQuantizer, register_quantization_config, register_quantizer
+from transformers.utils.quantization_config import QuantizationConfigMixin
+
+from quant.artefact.layer_forms import EmptyLayers, describe_layers, freeze, own_state
+from quant.nn.attention import leave_fast_paths
+from quant.recipe import QConfig, Recipe
+from quant.report import Report, ReportEntry, attach_report, summary
+from quant.runtime.names import full_name
+from quant.shards.assembly import Assembly
+
+METHOD = "octet"
+
+
+@register_quantization_config(METHOD)
+class OctetConfig(QuantizationConfigMixin):  # type: ignore[misc]
+    """The `quantization_config` of `from_pretrained`.
+
+    Args:
+        bits, group_size, symmetric: `weight_bits`, `group_size` and `weight_symmetric` of a `quant.QConfig`, for what
+            no rule matches.
+        rules: by names of modules, with wildcards, a `quant.QConfig`, or None for what stays float; the first that
+            matches decides.
+        recipe: a whole `quant.Recipe`, or its `to_dict()`, in place of the arguments above.
+        dtype: of a saved model, which `save_pretrained` writes and `from_pretrained` reads.
+
+    Raises:
+        RecipeError: there are no such settings.
+    """
+
+    def __init__(
+        self,
+        bits: int = 8,
+        group_size: int | None = None,
+        symmetric: bool = True,
+        rules: Mapping[str, QConfig | None] | None = None,
+        recipe: Recipe | Mapping[str, Any] | None = None,
+        dtype: str | None = None,
+        quant_method: str = METHOD,
+    ) -> None:
+        self.quant_method = METHOD
+        if recipe is None:
+            default = QConfig(weight_bits=bits, group_size=group_size, weight_symmetric=symmetric)
+            recipe = Recipe(rules or {}, default=default)
+        self._recipe = recipe if isinstance(recipe, Recipe) else Recipe.from_dict(recipe)
+        self.dtype = dtype
+
+    def to_recipe(self) -> Recipe:
+        """The recipe that it stands for."""
+        return self._recipe
+
+    def to_dict(self) -> dict[str, Any]:
+        """As config.json has it."""
+        return {"quant_method": METHOD, "recipe": self._recipe.to_dict(), "dtype": self.dtype}
+
+
+class _Quantize(ConversionOps):  # type: ignore[misc]
+    """Gives a tensor that transformers has read to the layer that it belongs to."""
+
+    def __init__(self, assembly: Assembly) -> None:
+        self._assembly = assembly
+
+    def convert(
+        self,
+        input_dict: dict[str, Any],
+        full_layer_name: str = "",
+        missing_keys: set[str] | None = None,
+        **_: Any,
+    ) -> dict[str, Tensor]:
+        """Takes the tensor; returns it under the names of layers that stay float."""
+        floats: dict[str, Tensor] = {}
+        assembly = self._assembly
+        for key, value in input_dict.items():
+            tensor = value[0] if isinstance(value, list) else value
+            name = key if assembly.names(key) else full_layer_name
+            if not assembly.is_built(name):  # else a second name of a tied tensor: the configuration says they are one
+                assembly.supply(name, tensor, f"tensor {name!r}")
+            for one in assembly.names(name):
+                if not assembly.is_taken(one):
+                    floats[one] = tensor
+                    continue
+                if missing_keys is not None:
+                    missing_keys.discard(one)
+                if assembly.is_built(one):
+                    _initialized(assembly.model, _layer_of(one))
+        return floats
+
+
+@register_quantizer(METHOD)
+class OctetQuantizer(HfQuantizer):  # type: ignore[misc]
+    """What transformers calls while it loads a model with an `OctetConfig`."""
+
+    quantization_config: OctetConfig
+    requires_calibration = False
+
+    def __init__(self, quantization_config: OctetConfig, **options: Any) -> None:
+        super().__init__(quantization_config, **options)
+        self._assembly: Assembly | None = None
+        self._empty: EmptyLayers | None = None
+        self._report: Report | None = None
+
+    def validate_environment(self, *args: Any, **options: Any) -> None:
+        """Raise ValueError for devices that int8 layers do not run on."""
+        devices = options.get("device_map")
+        places = set(devices.values()) if isinstance(devices, Mapping) else {devices} - {None}
+        other = [place for place in places if str(place) not in ("cpu", "auto")]
+        if other:
+            raise ValueError(f"device_map puts the model on {other[0]}, and int8 layers run on the CPU: leave it out")
+
+    def update_dtype(self, dtype: torch.dtype) -> torch.dtype:
+        """The dtype that the layers of a saved model have; of another one, it is noted."""
+        if self.pre_quantized and self.quantization_config.dtype is not None:
+            return getattr(torch, self.quantization_config.dtype)  # type: ignore[no-any-return]
+        self.quantization_config.dtype = str(dtype).removeprefix("torch.")
+        return dtype
+
+    def _process_model_before_weight_loading(self, model: Any, **options: Any) -> None:
+        if self.pre_quantized:
+            header = _header(options.get("checkpoint_files") or ())
+            forms = {
+                name: torch.empty(shape, dtype=getattr(torch, of), device="meta")
+                for name, (of, shape) in header["tensors"].items()
+            }
+            self._report = Report(tuple(ReportEntry(**entry) for entry in header["report"]))
+            layers = header["layers"]
+            held = {name for pair in model.all_tied_weights_keys.items() for name in pair if _layer_of(name) in layers}
+            self._empty = EmptyLayers(model, layers, forms)
+        else:
+            _tie(model)
+            self._assembly = assembly = Assembly(model, self.quantization_config.to_recipe(), None)
+            layers = [_layer_of(name) for name, _ in model.named_parameters() if assembly.is_taken(name)]
+            held = {name for pair in model.all_tied_weights_keys.items() for name in pair if assembly.names(name)}
+        # What int8 layers share they share already.
+        ties = model.all_tied_weights_keys.items()
+        model.all_tied_weights_keys = {target: source for target, source in ties if not {target, source} & held}
+        for name in layers:
+            _initialized(model, name)
+
+    def param_needs_quantization(self, model: nn.Module, param_name: str, **_: Any) -> bool:
+        """Whether a parameter is of a layer that becomes int8."""
+        return self._assembly is not None and bool(self._assembly.names(param_name))
+
+    def get_quantize_ops(self) -> ConversionOps:
+        """What is done with such a parameter."""
+        assert self._assembly is not None
+        return _Quantize(self._assembly)
+
+    def get_new_dtype(self, converter: Any, param: Any, dtype: torch.dtype | None) -> torch.dtype | None:
+        """Tensors of int8 layers keep the dtype that they were saved in."""
+        return None
+
+    def _process_model_after_weight_loading(self, model: Any, **options: Any) -> Any:
+        if self._assembly is not None:
+            self._assembly.finish()
+        if self._empty is not None:
+            self._empty.share()
+            freeze(model)
+            leave_fast_paths(model)
+        if self._report is not None:
+            attach_report(model, self._report)
+        self._assembly = self._empty = self._report = None
+        return model
+
+    def get_state_dict_and_metadata(self, model: Any) -> tuple[dict[str, Any], dict[str, str]]:
+        """What `save_pretrained` writes: each tensor once, and in the header the settings of layers and the report."""
+        described = describe_layers(model)
+        state = own_state(model, described)
+        forms = {
+            name: (str(state[name].dtype).removeprefix("torch."), list(state[name].shape))
+            for layer in described
+            for name in (full_name(layer, key) for key in model.get_submodule(layer).state_dict())
+            if name in state
+        }
+        header = {"layers": described, "tensors": forms, "report": summary(model).to_dict()["modules"]}
+        return state, {METHOD: json.dumps(header)}
+
+    def is_serializable(self, **_: Any) -> bool:
+        """`save_pretrained` writes the int8 model."""
+        return True
+
+    @property
+    def is_trainable(self) -> bool:
+        """No gradient goes through int8 layers."""
+        return False
+
+
+def _tie(model: Any) -> None:
+    """Make tied parameters one object, which transformers does only when they have values."""
+    for target, source in model.all_tied_weights_keys.items():
+        path, _, key = target.rpartition(".")
+        model.get_submodule(path)._parameters[key] = model.get_parameter(source)
+
+
+def _layer_of(name: str) -> str:
+    """The layer of a parameter."""
+    return name.rpartition(".")[0]
+
+
+def _initialized(model: Any, layer: str) -> None:
+    """Mark a layer, and the module that it is in, as initialised: transformers then draws no random weights for them,
+    which it would write into a copy of an int8 layer's.
+    """
+    for part in model.get_submodule(layer).modules():
+        part._is_hf_initialized = not part._non_persistent_buffers_set
+    parent = model.get_submodule(_layer_of(layer))
+    if not parent._parameters and not parent._buffers:
+        parent._is_hf_initialized = True
+
+
+def _header(files: Iterable[str]) -> dict[str, Any]:
+    """Layers, forms of their tensors and report of a saved model.
+
+    Raises:
+        ValueError: the files are not of one.
+    """
+    for file in files:
+        with safetensors.safe_open(file, framework="pt") as opened:
+            text = (opened.metadata() or {}).get(METHOD)
+        if text is not None:
+            header: dict[str, Any] = json.loads(text)
+            return header
+    raise ValueError(
+        "config.json has a quantization_config of octet, and the files beside it are not of an int8 model that "
+        "save_pretrained wrote; take it out, and give quantization_config=OctetConfig(...) to from_pretrained"
+    )

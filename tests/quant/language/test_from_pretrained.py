@@ -1,0 +1,124 @@
+"""`OctetConfig` in `from_pretrained` and `save_pretrained`: the bits of quantize_dynamic, and the same from a file."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import nn
+
+import quant
+
+from .models import EACH, EACH_BITS, SUBJECTS, Subject, transformers
+
+pytestmark = pytest.mark.filterwarnings("ignore")  # what transformers warns of on its own account
+
+DTYPE = torch.bfloat16
+
+
+def octet(subject: Subject, bits: int) -> Any:
+    transformers()
+    from quant.integrations.transformers_quantizer import OctetConfig
+
+    return OctetConfig(recipe=subject.recipe(bits))
+
+
+def assert_same(found: nn.Module, expected: nn.Module, subject: Subject) -> None:
+    mine, others = found.state_dict(), expected.state_dict()
+    assert mine.keys() == others.keys()
+    for name in mine:
+        assert mine[name].dtype is others[name].dtype, name
+        assert torch.equal(mine[name], others[name]), name
+    with torch.inference_mode():
+        assert torch.equal(found(**subject.batch(DTYPE)).logits, expected(**subject.batch(DTYPE)).logits)
+
+
+@EACH_BITS
+@EACH
+def test_loading_is_quantising_the_whole_and_saving_keeps_the_bits(subject: Subject, bits: int, tmp_path: Path) -> None:
+    model = subject.make(DTYPE)
+    model.save_pretrained(tmp_path / "float", max_shard_size="100KB")
+    kind = type(model)
+    q = kind.from_pretrained(tmp_path / "float", quantization_config=octet(subject, bits), dtype=DTYPE)
+    whole = quant.quantize_dynamic(kind.from_pretrained(tmp_path / "float", dtype=DTYPE), subject.recipe(bits))
+    assert_same(q, whole, subject)
+    assert list(quant.summary(q)) == list(quant.summary(whole))
+    q.save_pretrained(tmp_path / "int", max_shard_size="30KB")
+    again = kind.from_pretrained(tmp_path / "int")
+    assert_same(again, q, subject)
+    assert list(quant.summary(again)) == list(quant.summary(q))
+    assert again.config.quantization_config.to_recipe() == subject.recipe(bits)
+    assert not any(parameter.requires_grad for name, parameter in again.named_parameters() if "proj.bias" in name)
+    files = [load_file(file) for file in (tmp_path / "int").glob("*.safetensors")]
+    distinct = {id(one): one.nbytes for one in q.state_dict(keep_vars=True).values()}
+    assert sum(one.nbytes for file in files for one in file.values()) == sum(distinct.values())
+
+
+def test_rules_leave_layers_float(tmp_path: Path) -> None:
+    subject = SUBJECTS["llama_tied"]
+    subject.make(DTYPE).save_pretrained(tmp_path)
+    transformers()
+    from quant.integrations.transformers_quantizer import OctetConfig
+
+    config = OctetConfig(bits=4, group_size=64, rules={"lm_head": None, "*.0.mlp.*": quant.QConfig()})
+    q = type(subject.make()).from_pretrained(tmp_path, quantization_config=config, dtype=DTYPE)
+    report = quant.summary(q)
+    outcomes = [report[name].outcome for name in ("lm_head", "model.embed_tokens", "model.layers.0.mlp.up_proj")]
+    assert outcomes == ["float", "int4", "int8"]
+    assert torch.equal(q.lm_head.weight, subject.make(DTYPE).lm_head.weight)
+    q.save_pretrained(tmp_path / "again")
+    assert_same(type(q).from_pretrained(tmp_path / "again"), q, subject)
+
+
+def test_what_from_pretrained_refuses(tmp_path: Path) -> None:
+    subject = SUBJECTS["llama"]
+    model = subject.make(DTYPE)
+    model.save_pretrained(tmp_path)
+    with pytest.raises(ValueError, match="device_map puts the model on cuda:0, and int8 layers run on the CPU"):
+        type(model).from_pretrained(tmp_path, quantization_config=octet(subject, 4), device_map="cuda:0")
+    config = json.loads((tmp_path / "config.json").read_text())
+    config["quantization_config"] = octet(subject, 4).to_dict()
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(ValueError, match="are not of an int8 model that save_pretrained wrote; take it out"):
+        type(model).from_pretrained(tmp_path)
+
+
+def test_layers_that_the_checkpoint_lacks_are_not_drawn_at_random(tmp_path: Path) -> None:
+    subject = SUBJECTS["llama"]
+    model = subject.make(DTYPE)
+    state = {name: one for name, one in model.state_dict().items() if not name.endswith("1.mlp.up_proj.weight")}
+    model.save_pretrained(tmp_path)
+    save_file(state, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(ValueError, match=r"lacks model.layers.1.mlp.up_proj.weight, of layers to quantise"):
+        type(model).from_pretrained(tmp_path, quantization_config=octet(subject, 4))
+
+
+def test_load_quantized_takes_what_transformers_writes(tmp_path: Path) -> None:
+    subject = SUBJECTS["llama_tied"]
+    model = subject.make(DTYPE)
+    model.save_pretrained(tmp_path, max_shard_size="100KB")
+    with torch.device("meta"):
+        bare = type(model)(model.config).eval().to(DTYPE)
+    q = quant.load_quantized(bare, tmp_path, subject.recipe(4))
+    assert_same(q, quant.quantize_dynamic(model, subject.recipe(4)), subject)
+
+
+def test_a_folder_that_from_pretrained_reads_says_so(tmp_path: Path) -> None:
+    subject = SUBJECTS["llama"]
+    subject.make(DTYPE).save_pretrained(tmp_path / "float")
+    kind = type(subject.make())
+    q = kind.from_pretrained(tmp_path / "float", quantization_config=octet(subject, 4), dtype=DTYPE)
+    q.save_pretrained(tmp_path / "int")
+    with pytest.raises(ValueError, match="quantised, by octet; load it with transformers' from_pretrained"):
+        quant.load_quantized(subject.make(), tmp_path / "int")
+
+
+def test_quant_imports_no_transformers() -> None:
+    code = "import quant, sys; quant.load_quantized; sys.exit('transformers' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
