@@ -33,14 +33,20 @@ def to_float32(call: PlanCall) -> Lines:
     return _itself(call)
 
 
-@plans_reals("float", "cpu", moves=True)
+@plans_reals("float", moves=True)
 def as_float32(call: PlanCall) -> Lines:
-    """`float()` and `cpu()`; a caller's bytes or booleans become numbers by `float()`."""
+    """`float()`, by which a caller's bytes or booleans become numbers."""
+    given = call.argument(0, "input")
+    if len(call.args) == 1 and not call.kwargs and isinstance(given, Ref) and call.values.holds_bytes(given):
+        return [("dequantize", {"q": Register(given.index), "scale": 1.0, "zero_point": 0})]
+    return on_cpu(call)
+
+
+@plans_reals("cpu", moves=True)
+def on_cpu(call: PlanCall) -> Lines:
+    """`cpu()`."""
     if len(call.args) + len(call.kwargs) != 1:
         raise Unplanned("it is asked for another memory format")
-    given = call.argument(0, "input")
-    if call.node.target == "float" and isinstance(given, Ref) and call.values.holds_bytes(given):
-        return [("dequantize", {"q": Register(given.index), "scale": 1.0, "zero_point": 0})]
     return _itself(call)
 
 
