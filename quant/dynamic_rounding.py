@@ -116,7 +116,8 @@ class _Part:
         name: of the weight's layer, or of the weight where the layer has several.
         real: the float parameter.
         layer: the int8 module that holds the integers.
-        suffix: of the names of its buffers: "_ih" of a recurrent layer's input projection, "_hh" of its states'.
+        suffix: of the names of its buffers.
+        reads_states: whether it is multiplied with the states of a recurrent layer, not with its input.
     """
 
     decision: Decision
@@ -124,6 +125,7 @@ class _Part:
     real: Tensor
     layer: Linear | Direction
     suffix: str = ""
+    reads_states: bool = False
 
     def held(self, name: str) -> Any:
         """Its q_weight, scale or columns; states have no columns."""
@@ -166,7 +168,9 @@ def _parts(one: Decision) -> list[_Part]:
         assert isinstance(direction, Direction)
         if direction.terms == 1:
             parts.append(_Part(one, full_name(name, f"weight_ih{end}"), tensors.weight_ih, direction, "_ih"))
-        parts.append(_Part(one, full_name(name, f"weight_hh{end}"), tensors.weight_hh, direction, "_hh"))
+        parts.append(
+            _Part(one, full_name(name, f"weight_hh{end}"), tensors.weight_hh, direction, "_hh", reads_states=True)
+        )
     return parts
 
 
@@ -236,7 +240,7 @@ def _moments(model: nn.Module, group: Sequence[_Part], batches: Sequence[Any], r
     hooks = []
     for one in group:
         read_by = one.decision.module if isinstance(one.layer, Linear) else one.layer
-        if one.suffix == "_hh":
+        if one.reads_states:
             hooks.append(read_by.register_forward_hook(seen[one.name].states))
         else:
             hooks.append(read_by.register_forward_pre_hook(seen[one.name], with_kwargs=True))
