@@ -26,7 +26,7 @@ ALLOWED: dict[str, dict[str, set[str]]] = {
     "files and programs are texts, and so are commands and pages": {
         "quant/artefact/*": {"*"},
         "quant/shards/load.py": {"F32", "BF16", "F16"},
-        "quant/shards/reader.py": {".json", ".safetensors", "octet"},
+        "quant/shards/reader.py": {"*"},
         "quant/integrations/transformers_quantizer.py": {"auto", "cpu"},
         "quant/cli/*": {"*"},
         "quant/page/*": {"*"},
