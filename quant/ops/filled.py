@@ -20,6 +20,9 @@ OPTIONS: dict[str, tuple[Any, ...]] = {
 }
 """Keyword arguments -> the values with which they change nothing."""
 
+OPERANDS = frozenset({"size", "input"})
+"""Keyword arguments that are read."""
+
 
 def filled(call: PlanCall, number: float) -> Lines:
     """In a shape, whose sizes are given one by one or together."""
@@ -46,7 +49,7 @@ def filled_like(call: PlanCall, number: float) -> Lines:
 
 def _of(call: PlanCall, number: float, sizes: tuple[Any, ...]) -> Lines:
     for name, value in call.kwargs.items():
-        if name not in ("size", "input") and value not in OPTIONS.get(name, ()):
+        if name not in OPERANDS and value not in OPTIONS.get(name, ()):
             raise Unplanned(f"its {name} has no plan")
     if call.node.meta is None or call.node.meta.dtype != torch.float32:
         raise Unplanned("it gives another kind of tensor")
