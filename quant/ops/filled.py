@@ -15,13 +15,12 @@ from quant.ops.registry import plans_reals
 OPTIONS: dict[str, tuple[Any, ...]] = {
     **{name: IDLE_OPTIONS[name] for name in ("device", "dtype", "memory_format")},
     "layout": (None, torch.strided),
+    "names": (None,),
+    "out": (None,),
     "pin_memory": (None, False),
     "requires_grad": (False,),
 }
-"""Keyword arguments -> the values with which they change nothing."""
-
-OPERANDS = frozenset({"size", "input"})
-"""Keyword arguments that are read."""
+"""Keyword arguments, but what they fill -> the values with which they change nothing."""
 
 
 def filled(call: PlanCall, number: float) -> Lines:
@@ -48,8 +47,8 @@ def filled_like(call: PlanCall, number: float) -> Lines:
 
 
 def _of(call: PlanCall, number: float, sizes: tuple[Any, ...]) -> Lines:
-    for name, value in call.kwargs.items():
-        if name not in OPERANDS and value not in OPTIONS.get(name, ()):
+    for name, idle in OPTIONS.items():
+        if call.kwargs.get(name, idle[0]) not in idle:
             raise Unplanned(f"its {name} has no plan")
     if call.node.meta is None or call.node.meta.dtype != torch.float32:
         raise Unplanned("it gives another kind of tensor")
