@@ -6,6 +6,9 @@ early. Here the statistics are those of all batches together: per channel, with 
 batch i, and n_i its samples,
 
     mean = sum_i n_i m_i / sum_i n_i,    variance = sum_i n_i (v_i + m_i**2) / sum_i n_i - mean**2
+
+Of a norm that one batch calls several times, m_i and v_i are the means over these calls, as in training: how far the
+means of the calls lie apart is no part of the variance.
 """
 
 from __future__ import annotations
@@ -93,6 +96,8 @@ def reestimate_batch_norm(
     """
     began = time.perf_counter()
     check_batches(batches, WHO)
+    if limit is not None and limit < 1:
+        raise ValueError(f"{WHO}: limit is {limit}, expected at least 1 batch, or None")
     norms = _norms(model)
     run = forward or by_rule(model)
     before = {name: _state(norm) for name, norm in norms.items()}

@@ -67,6 +67,8 @@ def prepare_qat(
             parameter (a hook computes it).
     """
     if isinstance(model, nn.Module) and runners(model):
+        if recipe is not None and not isinstance(recipe, Recipe):
+            raise TypeError(f"quant.prepare_qat: expected a quant.Recipe, got {type(recipe).__name__}")
         if recipe is not None:
             check_observers(recipe, "quant.prepare_qat", training=True)
         return _from_calibrated(model, recipe)

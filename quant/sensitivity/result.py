@@ -110,11 +110,11 @@ class Sensitivity:
         drawn_bars(path, title, [(one.name or "(root)", one.only_int8_sqnr) for one in self.layers])
 
     def __str__(self) -> str:
-        metric = self.float_metric is not None
+        metric, compared = self.float_metric is not None, not math.isnan(self.sqnr)
         head = ["layer", "type", "only int8: dB", "KL", *(["loss"] if metric else []),
                 "only float: dB", "more", "+-", "KL", *(["gain"] if metric else [])]  # fmt: skip
         rows = [_cells(one, metric=metric) for one in (*self.layers, *self.groups)]
-        lines = aligned([head, *rows], left=2)
+        lines = aligned([head, *rows], left=2) if metric or compared else []
         lines.append(
             f"all layers int8: {_db(self.sqnr)} dB, KL {_small(self.kl)}{self._metrics()}; {self.seconds:.1f} s"
         )
@@ -123,7 +123,7 @@ class Sensitivity:
                 "more: dB over all layers int8, on the same outputs; +-: two standard errors; roundings behind a "
                 "changed layer fall out otherwise, so that less than these says nothing"
             )
-        if math.isnan(self.sqnr):
+        if not compared:
             what = "a metric alone tells layers apart" if metric else "give evaluate=, a metric, to tell layers apart"
             lines.append(f"the outputs that were compared hold no reals, or zeros alone: {what}")
         if self.noise:
@@ -147,7 +147,7 @@ def _cells(one: LayerSensitivity, *, metric: bool) -> list[str]:
 
 
 def _db(value: float) -> str:
-    return f"{value:.1f}"
+    return "-" if math.isnan(value) else f"{value:.1f}"
 
 
 def _more(value: float) -> str:

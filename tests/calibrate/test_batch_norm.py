@@ -45,6 +45,29 @@ def take(model: nn.Module, batches: Any, **settings: Any) -> Any:
     return reestimate_batch_norm(model, batches, progress=False, **settings)
 
 
+@pytest.mark.parametrize("limit", [0, -1])
+def test_a_limit_below_one_is_an_error(model: Net, batches: list[Tensor], limit: int) -> None:
+    with pytest.raises(ValueError, match=f"limit is {limit}, expected at least 1"):
+        take(model, batches, limit=limit)
+
+
+def test_a_norm_that_is_called_twice_has_the_mean_of_its_calls_variances(batches: list[Tensor]) -> None:
+    class Twice(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.norm = nn.BatchNorm2d(3)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.norm(x) + self.norm(3 * x + 5)  # type: ignore[no-any-return]
+
+    twice = Twice()
+    take(twice, batches[:1])
+    calls = [batches[0], 3 * batches[0] + 5]
+    for buffer, of in ((twice.norm.running_mean, Tensor.mean), (twice.norm.running_var, Tensor.var)):
+        assert buffer is not None
+        torch.testing.assert_close(buffer, sum(of(x, (0, 2, 3)) for x in calls) / 2, atol=1e-5, rtol=1e-4)
+
+
 def assert_statistics(norm: nn.BatchNorm2d, values: Tensor) -> None:
     """The norm's buffers are the mean and variance of values (N, C, H, W)."""
     assert norm.running_mean is not None

@@ -20,7 +20,7 @@ class Settings:
 
 
 class Counts(nn.Module):
-    window, settings = 7, Settings()
+    window, settings, places = 7, Settings(), (40,)
 
     def none(self, x: Tensor) -> Any:
         return range(0, self.window, 50), range(0, 10, 3), x[:, ::5], x.shape[0] % 8, torch.arange(0, x.shape[0], 3)
@@ -99,13 +99,51 @@ class Counts(nn.Module):
                 x = x + 1
         return x
 
+    def swapped(self, x: Tensor) -> Any:
+        return [x[i] for i in range(x.shape[0]) if 40 == i]  # noqa: SIM300
+
+    def local_first(self, x: Tensor) -> Any:
+        last = int("20")
+        return [x[i] for i in range(x.shape[0]) if last <= i]
+
+    def sums(self, x: Tensor) -> Any:
+        return [x[i] for i in range(x.shape[0]) if 2 * i + 1 == 41]
+
+    def between(self, x: Tensor) -> Any:
+        return [x[i] for i in range(x.shape[0]) if 10 < i < 60]
+
+    def among(self, x: Tensor) -> Any:
+        return [x[i] for i in range(x.shape[0]) if i in (40, 30)]
+
+    def among_own(self, x: Tensor) -> Any:
+        return [x[i] for i in range(x.shape[0]) if i in self.places]
+
+    def one_before(self, x: Tensor) -> Any:
+        return [x[i] for i in range(x.shape[0]) if i == self.window - 1]
+
+    def called(self, x: Tensor) -> Any:
+        return [x[i] for i in range(x.shape[0]) if i == int("20")]
+
+    def quotient(self, x: Tensor) -> Any:
+        return [x[i // 20] for i in range(x.shape[0])]
+
+    def shifted(self, x: Tensor) -> Any:
+        return [x[i >> 5] for i in range(x.shape[0])]
+
+    def before_last(self, x: Tensor) -> Any:
+        n = x.shape[0]
+        return [x[i] for i in range(n) if i < n - 1 and i + 1 < x.shape[0] and n // 50 + 1]
+
 
 @pytest.mark.parametrize(
     ("forward", "step"),
     [(Counts.none, 0), (Counts.ones, 1), (Counts.slices, 3), (Counts.remainders, 9), (Counts.numpy, 4),
      (Counts.backwards, 6), (Counts.constant, 12), (Counts.attribute, 7), (Counts.deeper, 9),
      (Counts.computed, UNKNOWN), (Counts.inside, 5), (Counts.by_helper, 12), (Counts.compared, 41), (Counts.own, 9),
-     (Counts.named, 30), (Counts.by_a_local, UNKNOWN), (Counts.up_to_a_local, UNKNOWN)],
+     (Counts.named, 30), (Counts.by_a_local, UNKNOWN), (Counts.up_to_a_local, UNKNOWN),
+     (Counts.swapped, 41), (Counts.local_first, UNKNOWN), (Counts.sums, 45), (Counts.between, 71), (Counts.among, 71),
+     (Counts.among_own, UNKNOWN), (Counts.one_before, UNKNOWN), (Counts.called, UNKNOWN), (Counts.quotient, 20),
+     (Counts.shifted, 32), (Counts.before_last, 1)],
     ids=lambda value: getattr(value, "__name__", str(value)),
 )  # fmt: skip
 def test_the_largest_step_by_which_code_counts_to_a_size(forward: Callable[..., Any], step: float) -> None:

@@ -203,6 +203,8 @@ def test_training_refuses_an_observer_that_searches(name: str) -> None:
         quant.prepare_qat(model, x, recipe)
     prepared = quant.prepare(model, x, recipe)
     prepared(x)
+    with pytest.raises(TypeError, match=r"quant\.prepare_qat: expected a quant\.Recipe, got dict"):
+        quant.prepare_qat(prepared, recipe={})  # type: ignore[arg-type]
     trained = observers(quant.prepare_qat(prepared))["first"]
     assert isinstance(trained.observer, MovingAverageObserver)
     assert trained.qparams() == observers(prepared)["first"].qparams()

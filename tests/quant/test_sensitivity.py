@@ -229,6 +229,8 @@ def test_small_batches_are_compared_until_there_are_samples() -> None:
 def test_outputs_without_reals_are_said() -> None:
     found = quant.sensitivity(Calls(built(Rows), lambda y: y.argmax(1)), rows(), progress=False)
     assert "hold no reals, or zeros alone: give evaluate=" in str(found)
+    assert "nan" not in str(found)
+    assert "only int8" not in str(found)
 
 
 def test_without_a_metric_there_are_decibels_and_nats(tmp_path: Path) -> None:
