@@ -99,8 +99,9 @@ def test_layers_that_the_checkpoint_lacks_are_not_drawn_at_random(tmp_path: Path
         type(model).from_pretrained(tmp_path, quantization_config=octet(subject, 4))
 
 
-def test_load_quantized_takes_what_transformers_writes(tmp_path: Path) -> None:
-    subject = SUBJECTS["llama_tied"]
+@pytest.mark.parametrize("name", ["llama_tied", "gemma2"])
+def test_load_quantized_takes_what_transformers_writes(name: str, tmp_path: Path) -> None:
+    subject = SUBJECTS[name]
     model = subject.make(DTYPE)
     model.save_pretrained(tmp_path, max_shard_size="100KB")
     with torch.device("meta"):

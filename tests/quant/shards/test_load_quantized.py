@@ -308,6 +308,42 @@ def test_a_derived_buffer_needs_values(tmp_path: Path) -> None:
     assert torch.equal(quant.load_quantized(half_bare, tmp_path)(x), quant.quantize_dynamic(model)(x))
 
 
+class Drawn(nn.Module):
+    """With transformers' method that draws parameters and computes buffers, of modules that are not marked."""
+
+    def __init__(self, *, computes: bool = True) -> None:
+        super().__init__()
+        self.fc, self.scale = nn.Linear(64, 64), nn.Parameter(torch.rand(64))
+        self.computes = computes
+        self.register_buffer("places", torch.arange(128), persistent=False)
+        self.register_buffer("mask", torch.ones(64, 64).tril().bool(), persistent=False)
+        self.register_buffer("seen", torch.arange(3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.fc(x) * self.scale @ self.mask.to(x.dtype) + self.places[:64] + self.seen[2]
+
+    @torch.no_grad()
+    def initialize_weights(self) -> None:
+        if self._is_hf_initialized:
+            return
+        for drawn in (self.scale, self.fc.bias, self.seen):
+            drawn.zero_()
+        self.places.copy_(torch.arange(128))
+        if self.computes:
+            self.mask.copy_(torch.ones(64, 64).tril())
+
+
+def test_computing_buffers_leaves_what_was_loaded(tmp_path: Path) -> None:
+    model = Drawn()
+    save_file(dict(model.state_dict()), tmp_path / "model.safetensors")
+    with torch.device("meta"):
+        bare, lacking = Drawn(), Drawn(computes=False)
+    x = torch.randn(2, 64)
+    assert torch.equal(quant.load_quantized(bare, tmp_path)(x), quant.quantize_dynamic(model)(x))
+    with pytest.raises(ShardError, match="buffer 'mask' is on the meta device and not persistent"):
+        quant.load_quantized(lacking, tmp_path)
+
+
 def test_the_wrong_kind_of_argument(tmp_path: Path) -> None:
     with pytest.raises(TypeError, match=r"expected an nn.Module, got type"):
         quant.load_quantized(Language, tmp_path)  # type: ignore[arg-type]
