@@ -15,6 +15,7 @@ each int8 layer in the header of its files, and its layers are built by them bef
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -27,10 +28,11 @@ from transformers.utils.quantization_config import QuantizationConfigMixin
 
 from quant.artefact.layer_forms import EmptyLayers, describe_layers, freeze, own_state
 from quant.nn.attention import leave_fast_paths
-from quant.recipe import QConfig, Recipe
+from quant.recipe import QConfig, Recipe, RecipeError
 from quant.report import Report, ReportEntry, attach_report, summary
 from quant.runtime.names import full_name
 from quant.shards.assembly import Assembly
+from quant.shards.reader import ShardError
 
 METHOD = "octet"
 
@@ -48,7 +50,7 @@ class OctetConfig(QuantizationConfigMixin):  # type: ignore[misc]
         dtype: of a saved model, which `save_pretrained` writes and `from_pretrained` reads.
 
     Raises:
-        RecipeError: there are no such settings.
+        RecipeError: there are no such settings, or they stand beside a recipe.
     """
 
     def __init__(
@@ -62,6 +64,8 @@ class OctetConfig(QuantizationConfigMixin):  # type: ignore[misc]
         quant_method: str = METHOD,
     ) -> None:
         self.quant_method = METHOD
+        if recipe is not None and (bits != 8 or group_size is not None or not symmetric or rules):
+            raise RecipeError("OctetConfig: a recipe has its own bits, group_size, symmetric and rules; give it alone")
         if recipe is None:
             default = QConfig(weight_bits=bits, group_size=group_size, weight_symmetric=symmetric)
             recipe = Recipe(rules or {}, default=default)
@@ -219,6 +223,10 @@ def _layer_of(name: str) -> str:
     return name.rpartition(".")[0]
 
 
+def _last(name: str) -> str:
+    return name.rpartition(".")[2]
+
+
 def _initialized(model: Any, layer: str) -> None:
     """Mark a layer, and the module that it is in, as initialised: transformers then draws no random weights for them,
     which it would write into a copy of an int8 layer's.
@@ -234,14 +242,22 @@ def _header(files: Iterable[str]) -> dict[str, Any]:
     """Layers, forms of their tensors and report of a saved model.
 
     Raises:
-        ValueError: the files are not of one.
+        ValueError: the files are not of one, or lack a tensor of an int8 layer.
     """
+    text, names = None, list[str]()
     for file in files:
         with safetensors.safe_open(file, framework="pt") as opened:
-            text = (opened.metadata() or {}).get(METHOD)
-        if text is not None:
-            header: dict[str, Any] = json.loads(text)
-            return header
+            text = text or (opened.metadata() or {}).get(METHOD)
+            names += opened.keys()
+    if text is not None:
+        header: dict[str, Any] = json.loads(text)
+        # By their last parts: transformers writes modules under the names of old checkpoints.
+        absent = Counter(map(_last, header["tensors"])) - Counter(map(_last, names))
+        if absent:
+            raise ShardError(
+                f"the files lack {absent.total()} tensors of int8 layers, of {', '.join(absent)}; save the model again"
+            )
+        return header
     raise ValueError(
         "config.json has a quantization_config of octet, and the files beside it are not of an int8 model that "
         "save_pretrained wrote; take it out, and give quantization_config=OctetConfig(...) to from_pretrained"

@@ -6,11 +6,14 @@ On the meta device they have no values. Models of transformers compute them agai
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from quant.runtime.layers.quant_module import QuantModule
 from quant.runtime.names import full_name
 from quant.shards.reader import ShardError
 
@@ -41,27 +44,47 @@ def _initialize(model: nn.Module, initialize: Any, holders: dict[str, nn.Module]
     """Call transformers' method, which passes over marked modules; what it does not write becomes meta again."""
     for module in model.modules():
         module._is_hf_initialized = module not in holders.values()  # type: ignore[assignment]
-    empty: dict[tuple[nn.Module, str], Tensor] = {}
+    empty: dict[tuple[nn.Module, str], tuple[Tensor, Tensor, int]] = {}
     for module in holders.values():
         for key in _without_values(module):
             buffer = module._buffers[key]
             assert buffer is not None
-            empty[module, key] = buffer
             real = torch.empty_like(buffer, device="cpu")
-            module._buffers[key] = real.fill_(float("nan")) if real.is_floating_point() else real.fill_(_UNWRITTEN)
-    initialize()
-    for (module, key), buffer in empty.items():
+            real.fill_(float("nan") if real.is_floating_point() else 1)
+            module._buffers[key] = real
+            empty[module, key] = buffer, real, real._version
+    with _set_aside(holders.values()):
+        initialize()
+    for (module, key), (buffer, real, version) in empty.items():
         filled = module._buffers[key]
         assert filled is not None
-        unwritten = torch.isnan(filled) if filled.is_floating_point() else filled == _UNWRITTEN
-        if bool(unwritten.any()):
+        if filled is real and (bool(torch.isnan(real).any()) or (real._version == version and bool((real == 1).all()))):
             module._buffers[key] = buffer
     for module in model.modules():
         del module._is_hf_initialized
 
 
-_UNWRITTEN = 85
-"""Stands in integer buffers for a value that was not written."""
+@contextlib.contextmanager
+def _set_aside(holders: Iterable[nn.Module]) -> Iterator[None]:
+    """Put meta tensors in place of what these modules have loaded: the method draws parameters anew beside buffers, as
+    those of a table with a buffer that scales it.
+    """
+    kept: list[tuple[dict[str, Any], str, Tensor]] = []
+    for module in {part for holder in holders for part in holder.modules()}:
+        held: list[tuple[dict[str, Any], set[str]]] = [(module._parameters, set())]
+        if not isinstance(module, QuantModule):  # its weight is computed from its buffers at each read, and is a copy
+            held.append((module._buffers, module._non_persistent_buffers_set))
+        kept.extend(
+            (own, key, one) for own, but in held for key, one in own.items() if one is not None and key not in but
+        )
+    try:
+        for own, key, one in kept:
+            empty = torch.empty_like(one, device="meta")
+            own[key] = nn.Parameter(empty, one.requires_grad) if isinstance(one, nn.Parameter) else empty
+        yield
+    finally:
+        for own, key, one in kept:
+            own[key] = one
 
 
 def _without_values(module: nn.Module) -> list[str]:

@@ -57,6 +57,8 @@ def load_quantized(
     recipe = Recipe() if recipe is None else recipe
     if not isinstance(recipe, Recipe):
         raise TypeError(f"load_quantized: expected a quant.Recipe, got {type(recipe).__name__}")
+    if isinstance(ignore, str):
+        raise TypeError(f"load_quantized: ignore is {ignore!r}, expected a list of names: ignore=[{ignore!r}]")
     checkpoint = Checkpoint(shards)
     assembly = Assembly(model, recipe, backend)
     tied = _tied(model)
@@ -106,6 +108,8 @@ def _check(model: nn.Module, checkpoint: Checkpoint, tied: dict[str, tuple[str, 
                 raise ShardError(
                     f"{checkpoint.where(name)} is {entry.dtype}, expected float32, bfloat16 or float16; convert it"
                 )
+            if not own.is_floating_point() and entry.dtype in FLOATS:
+                raise ShardError(f"{checkpoint.where(name)} is {entry.dtype}, the model's is {own.dtype}; convert it")
     if extra:
         raise ShardError(
             f"{checkpoint.where(extra[0])} is not of {kind}, nor are {len(extra) - 1} others; give their names as "
@@ -130,6 +134,18 @@ def _one_of(names: tuple[str, ...], checkpoint: Checkpoint) -> tuple[str, Tensor
     return first, tensor
 
 
+def _as_declared(name: str, tensor: Tensor, dtype: torch.dtype, checkpoint: Checkpoint) -> Tensor:
+    """A tensor in the model's dtype; ShardError where its values are beyond that, and would become inf or wrap."""
+    value = tensor.to(dtype)
+    lost = (value.isinf() & ~tensor.isinf()) if dtype.is_floating_point else value != tensor
+    if bool(lost.any()):
+        raise ShardError(
+            f"{checkpoint.where(name)} has the value {tensor[lost].flatten()[0].item()}, which {dtype} of the model "
+            "does not hold; make the model with a wider dtype"
+        )
+    return value
+
+
 @torch.no_grad()
 def _load_floats(model: nn.Module, checkpoint: Checkpoint, tied: dict[str, tuple[str, ...]]) -> None:
     """Load what stays float: parameters and buffers of modules that are not quantised, in the dtype of the model."""
@@ -141,6 +157,6 @@ def _load_floats(model: nn.Module, checkpoint: Checkpoint, tied: dict[str, tuple
                 if own is None or not names or (isinstance(module, QuantModule) and own.device.type != "meta"):
                     continue
                 if names not in loaded:
-                    value = _one_of(names, checkpoint)[1].to(own.dtype)
+                    value = _as_declared(*_one_of(names, checkpoint), own.dtype, checkpoint)
                     loaded[names] = nn.Parameter(value, own.requires_grad) if isinstance(own, nn.Parameter) else value
                 held[key] = loaded[names]

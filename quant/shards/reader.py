@@ -141,12 +141,15 @@ def _files(shards: Shards) -> tuple[list[Path], set[str]]:
 def _indexed(index: Path) -> tuple[list[Path], set[str]]:
     try:
         places: Mapping[str, str] = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
-        files = [index.parent / name for name in sorted(set(places.values()))]
+        names = sorted(set(places.values()))
+        files = [index.parent / name for name in names]
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise ShardError(f"{index} is no index of safetensors files: it has no table 'weight_map'") from error
-    for file in files:
-        if not file.exists():
-            raise ShardError(f"{index} names {file.name}, which is not beside it; download the missing file")
+    for name, file in zip(names, files, strict=True):
+        if Path(name).is_absolute() or ".." in Path(name).parts:
+            raise ShardError(f"{index} names {name!r}, which lies outside its folder; give the files themselves")
+        if not file.is_file():
+            raise ShardError(f"{index} names {name}, which is not beside it; download the missing file")
     return files, set(places)
 
 

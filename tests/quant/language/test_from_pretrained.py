@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from torch import nn
 
@@ -89,6 +90,26 @@ def test_what_from_pretrained_refuses(tmp_path: Path) -> None:
         type(model).from_pretrained(tmp_path)
 
 
+def test_integers_that_a_saved_model_lacks_are_not_drawn_at_random(tmp_path: Path) -> None:
+    subject = SUBJECTS["llama"]
+    model = subject.make(DTYPE)
+    model.save_pretrained(tmp_path / "float")
+    q = type(model).from_pretrained(tmp_path / "float", quantization_config=octet(subject, 4))
+    q.save_pretrained(tmp_path / "int")
+    file = tmp_path / "int" / "model.safetensors"
+    with safe_open(file, framework="pt") as opened:
+        header = opened.metadata()
+    save_file({name: one for name, one in load_file(file).items() if name != "lm_head.q_weight"}, file, metadata=header)
+    with pytest.raises(ValueError, match="files lack 1 tensors of int8 layers, of q_weight; save the"):
+        type(model).from_pretrained(tmp_path / "int")
+
+
+def test_settings_beside_a_recipe_are_refused() -> None:
+    kind = type(octet(SUBJECTS["llama"], 4))
+    with pytest.raises(quant.RecipeError, match="a recipe has its own bits"):
+        kind(bits=4, recipe=quant.Recipe())
+
+
 def test_layers_that_the_checkpoint_lacks_are_not_drawn_at_random(tmp_path: Path) -> None:
     subject = SUBJECTS["llama"]
     model = subject.make(DTYPE)
@@ -99,8 +120,9 @@ def test_layers_that_the_checkpoint_lacks_are_not_drawn_at_random(tmp_path: Path
         type(model).from_pretrained(tmp_path, quantization_config=octet(subject, 4))
 
 
-def test_load_quantized_takes_what_transformers_writes(tmp_path: Path) -> None:
-    subject = SUBJECTS["llama_tied"]
+@pytest.mark.parametrize("name", ["llama_tied", "gemma2"])
+def test_load_quantized_takes_what_transformers_writes(name: str, tmp_path: Path) -> None:
+    subject = SUBJECTS[name]
     model = subject.make(DTYPE)
     model.save_pretrained(tmp_path, max_shard_size="100KB")
     with torch.device("meta"):

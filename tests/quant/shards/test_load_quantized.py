@@ -191,6 +191,10 @@ BROKEN: dict[str, tuple[Callable[[dict[str, Tensor]], None], str]] = {
         replaced("head.weight", torch.zeros(70, 64, dtype=torch.float8_e4m3fn)),
         "tensor 'head.weight' of .*safetensors is fp8 .*convert this one to bfloat16 first",
     ),
+    "a float in place of an integer": (
+        replaced("seen", torch.tensor([0.5, 1.0, 2.0])),
+        "tensor 'seen' of .*safetensors is F32, the model's is torch.int64; convert it",
+    ),
     "NaN": (
         replaced("head.weight", torch.full((70, 64), float("nan"))),
         "tensor 'head.weight' of .*safetensors holds NaN or inf",
@@ -277,6 +281,28 @@ def test_an_index_whose_files_are_not_all_there(tmp_path: Path) -> None:
         quant.load_quantized(empty(), folder)
 
 
+@pytest.mark.parametrize("place", ["../weights.safetensors", "/weights.safetensors"])
+def test_an_index_that_points_out_of_its_folder(tmp_path: Path, place: str) -> None:
+    save_file(state(made()), tmp_path / "weights.safetensors")
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    (folder / "model.safetensors.index.json").write_text(
+        json.dumps({"weight_map": dict.fromkeys(state(made()), place)})
+    )
+    with pytest.raises(ShardError, match=f"names '{place}', which lies outside its folder"):
+        quant.load_quantized(empty(), folder)
+
+
+def test_values_that_the_declared_dtype_does_not_hold(tmp_path: Path) -> None:
+    tensors = {**state(made(dtype=torch.float32)), "blocks.0.norm.weight": torch.full((64,), 1e6)}
+    folder = in_shards(tensors, tmp_path)
+    with pytest.raises(
+        ShardError, match=r"'blocks.0.norm.weight' of .* has the value 1000000.0, which torch.float16 of the model does"
+    ):
+        quant.load_quantized(empty(dtype=torch.float16), folder)
+    quant.load_quantized(empty(dtype=torch.bfloat16), folder)
+
+
 def test_a_tensor_in_two_files(tmp_path: Path) -> None:
     model = made()
     save_file(state(model), tmp_path / "a.safetensors")
@@ -308,8 +334,46 @@ def test_a_derived_buffer_needs_values(tmp_path: Path) -> None:
     assert torch.equal(quant.load_quantized(half_bare, tmp_path)(x), quant.quantize_dynamic(model)(x))
 
 
+class Drawn(nn.Module):
+    """With transformers' method that draws parameters and computes buffers, of modules that are not marked."""
+
+    def __init__(self, *, computes: bool = True) -> None:
+        super().__init__()
+        self.fc, self.scale = nn.Linear(64, 64), nn.Parameter(torch.rand(64))
+        self.computes = computes
+        self.register_buffer("places", torch.arange(128), persistent=False)
+        self.register_buffer("mask", torch.ones(64, 64).tril().bool(), persistent=False)
+        self.register_buffer("seen", torch.arange(3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.fc(x) * self.scale @ self.mask.to(x.dtype) + self.places[:64] + self.seen[2]
+
+    @torch.no_grad()
+    def initialize_weights(self) -> None:
+        if self._is_hf_initialized:
+            return
+        for drawn in (self.scale, self.fc.bias, self.seen):
+            drawn.zero_()
+        self.places.copy_(torch.arange(128))
+        if self.computes:
+            self.mask.copy_(torch.ones(64, 64).tril())
+
+
+def test_computing_buffers_leaves_what_was_loaded(tmp_path: Path) -> None:
+    model = Drawn()
+    save_file(dict(model.state_dict()), tmp_path / "model.safetensors")
+    with torch.device("meta"):
+        bare, lacking = Drawn(), Drawn(computes=False)
+    x = torch.randn(2, 64)
+    assert torch.equal(quant.load_quantized(bare, tmp_path)(x), quant.quantize_dynamic(model)(x))
+    with pytest.raises(ShardError, match="buffer 'mask' is on the meta device and not persistent"):
+        quant.load_quantized(lacking, tmp_path)
+
+
 def test_the_wrong_kind_of_argument(tmp_path: Path) -> None:
     with pytest.raises(TypeError, match=r"expected an nn.Module, got type"):
         quant.load_quantized(Language, tmp_path)  # type: ignore[arg-type]
     with pytest.raises(TypeError, match=r"expected a quant.Recipe, got QConfig"):
         quant.load_quantized(empty(), tmp_path, FOUR)  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match=r"ignore is '\*.inv_freq', expected a list of names: ignore=\['\*.inv_freq'\]"):
+        quant.load_quantized(empty(), tmp_path, ignore="*.inv_freq")
