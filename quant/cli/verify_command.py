@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
+import math
 from pathlib import Path
 
 from quant.cli.errors import UserError
@@ -22,11 +23,22 @@ def add_parser(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> No
     )
     parser.add_argument(
         "--max-error",
-        type=float,
+        type=_bound,
         metavar="E",
         help="fail where an output's relative error (L2) against the model's is larger, as 0.002",
     )
     parser.add_argument("--json", action="store_true", help="print what was found as JSON")
+
+
+def _bound(text: str) -> float:
+    """A number from 0 on."""
+    try:
+        number = float(text)
+    except ValueError:
+        number = math.nan
+    if not number >= 0:
+        raise argparse.ArgumentTypeError(f"{text}, expected a number from 0 on")
+    return number
 
 
 def verify(options: argparse.Namespace, rest: list[str]) -> int:
@@ -39,7 +51,7 @@ def verify(options: argparse.Namespace, rest: list[str]) -> int:
         found = verify_onnx(model, Path(options.exported), example, example_inputs=example)
     said = {**dataclasses.asdict(found), "same_bits": found.same_bits}
     print(json.dumps(said, indent=2) if options.json else found)
-    name, worst = max(found.outputs.items(), key=lambda one: one[1], default=("", 0.0))
+    name, worst = max(found.outputs.items(), key=lambda one: (math.isnan(one[1]), one[1]), default=("", 0.0))
     if options.max_error is not None and not worst <= options.max_error:
         raise UserError(
             f"output {name} of {options.exported} in {found.ran_in} is {worst:.2g} from the model's, relative, more "

@@ -162,7 +162,7 @@ def _floored(call: WrittenCall, values: list[Any], mode: str) -> str:
     by = values[1]
     is_exact = isinstance(by, (int, float)) and math.frexp(by)[0] == 0.5
     if mode != "floor" or call.dtype != torch.float32 or not is_exact:
-        raise NotWritten(f"div with the rounding mode '{mode}' by what is no power of two")
+        raise NotWritten(f"div with the rounding mode '{mode}', expected 'floor', of reals by a power of two")
     names = [as_tensor(call.writer, one, torch.float32) for one in values]
     return _like_largest(call, call.writer.node("Floor", call.writer.node("Div", *names)))
 

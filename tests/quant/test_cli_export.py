@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import sys
 import zlib
 from collections.abc import Callable
@@ -16,6 +17,7 @@ from safetensors.torch import save_file
 
 import quant
 from quant.cli import export_command, formats, main
+from quant.onnx.export_report import Verification
 from quant.onnx.recurrent_layers import FORMS
 from quant.onnx.runtimes import RUNTIMES, TARGETS
 
@@ -141,6 +143,25 @@ def test_an_error_larger_than_asked_for_is_status_2(shell: Cli, capsys: pytest.C
     printed = capsys.readouterr()
     assert "relative error of outputs: output " in printed.out
     assert "from the model's, relative, more than --max-error 1e-12" in printed.err
+
+
+def test_an_output_of_nan_is_no_small_error(
+    shell: Cli, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    static(shell)
+    Path("model.onnx").touch()
+    found = Verification("ONNX Runtime", {"boxes": 0.0, "scores": math.nan}, (), {})
+    monkeypatch.setattr("quant.onnx.verify_onnx", lambda *_, **__: found)
+    verify = ("verify", "model.q8", "model.onnx", *shell.model(), "--max-error", "1")
+    assert main(verify) == 2
+    assert "output scores of model.onnx in ONNX Runtime is nan from the model's" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("bound", ["nan", "-1", "little"])
+def test_a_bound_that_is_none_is_refused(capsys: pytest.CaptureFixture[str], bound: str) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        main(["verify", "model.q8", "model.onnx", "--model", "a:b", f"--max-error={bound}"])
+    assert f"argument --max-error: {bound}, expected a number from 0 on" in capsys.readouterr().err
 
 
 def test_a_file_of_another_model_is_not_verified(shell: Cli) -> None:

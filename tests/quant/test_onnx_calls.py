@@ -352,3 +352,32 @@ def test_reals_that_are_rounded_by_the_inverse_of_a_scale(tmp_path: Path) -> Non
     report = exported(q, tmp_path, x)
     assert report.verification is not None
     assert report.verification.same_bits
+
+
+class Masked(nn.Module):
+    """-inf and NaN beside numbers whose last bits are the runtime's."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(12, 16), nn.Linear(16, 16)
+
+    def forward(self, x: Tensor) -> dict[str, Tensor]:
+        y = self.second(torch.relu(self.first(x)))
+        return {
+            "scores": y.softmax(1).masked_fill(y < 0, -torch.inf),
+            "all": y.softmax(1).masked_fill(y > 0, torch.nan),
+        }
+
+
+def test_outputs_of_inf_and_nan_are_compared_by_their_numbers(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    rows = [torch.randn(16, 12) for _ in range(3)]
+    q = quant.quantize_static(Masked().eval(), rows, progress=False)
+    with torch.no_grad():
+        given = q(rows[0])
+    assert given["scores"].isneginf().any()
+    assert given["all"].isnan().any()
+    report = exported(q, tmp_path, rows[0])
+    assert report.verification is not None
+    assert set(report.verification.outputs) == {"scores", "all"}
+    assert all(one < 1e-5 for one in report.verification.outputs.values())
