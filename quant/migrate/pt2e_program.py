@@ -55,7 +55,8 @@ def program_layers(program: fx.GraphModule, float_model: nn.Module, remarks: Rem
         remarks: gets the int8 weights that no layer here has.
 
     Raises:
-        ValueError: the program does not say which modules its nodes come from.
+        ValueError: the program does not say which modules its nodes come from; or a convolution has other places than
+            the float model's of its name.
     """
     found: dict[str, Layer] = {}
     for node in program.graph.nodes:
@@ -67,7 +68,10 @@ def program_layers(program: fx.GraphModule, float_model: nn.Module, remarks: Rem
                 f"quant.from_torch_ao: node {node.name!r} ({node.target}) has no 'nn_module_stack', which says what "
                 "layer it was; give the program that convert_pt2e returned, in the process that exported it"
             )
-        if _operator(node) in PRODUCTS and isinstance(_module(float_model, path), PRODUCT_LAYERS):
+        module = _module(float_model, path)
+        if _operator(node) in PRODUCTS and isinstance(module, PRODUCT_LAYERS):
+            if isinstance(module, nn.modules.conv._ConvNd):
+                _check_places(node, path, module)
             found[path] = _layer(program, node)
         else:
             where = path or type(float_model).__name__
@@ -87,6 +91,42 @@ def _is_constant(node: fx.Node) -> bool:
     while isinstance(source, fx.Node) and source.op == "call_function":
         source = source.args[0]
     return isinstance(source, fx.Node) and source.op == "get_attr"
+
+
+def _check_places(node: fx.Node, path: str, module: nn.modules.conv._ConvNd) -> None:
+    """Raise where a convolution of the program takes other values of its input together than the float model's."""
+    assert isinstance(node.target, torch._ops.OpOverload)
+    dims = len(module.kernel_size)
+    for place, argument in enumerate(node.target._schema.arguments):
+        if argument.name not in ("stride", "padding", "dilation", "groups", "output_padding"):
+            continue
+        given = node.args[place] if place < len(node.args) else node.kwargs.get(argument.name, argument.default_value)
+        own = getattr(module, argument.name)
+        if argument.name == "padding":
+            given, own = (_padding(one, module) for one in (given, own if module.padding_mode == "zeros" else 0))
+        if _whole(given, dims) != _whole(own, dims):
+            raise ValueError(
+                f"quant.from_torch_ao: the program's convolution '{path}' has {argument.name} {given}, and the float "
+                f"model's has {own}; give the float model that the program was exported from"
+            )
+
+
+def _padding(padding: Any, module: nn.modules.conv._ConvNd) -> Any:
+    """As numbers, where both sides are padded alike."""
+    if padding == "same" and all(
+        d * (k - 1) % 2 == 0 for d, k in zip(module.dilation, module.kernel_size, strict=True)
+    ):
+        return [d * (k - 1) // 2 for d, k in zip(module.dilation, module.kernel_size, strict=True)]
+    return 0 if padding == "valid" else padding
+
+
+def _whole(value: Any, dims: int) -> Any:
+    """One number for each dimension."""
+    if isinstance(value, int):
+        return (value,) * dims
+    if isinstance(value, (list, tuple)):
+        return tuple(value) * dims if len(value) == 1 else tuple(value)
+    return value
 
 
 def _layer(program: fx.GraphModule, node: fx.Node) -> Layer:

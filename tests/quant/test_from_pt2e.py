@@ -222,3 +222,40 @@ def test_refused(case: str) -> None:
     given, message = REFUSED[case]
     with pytest.raises(ValueError, match=message):
         quant.from_torch_ao(*given())
+
+
+@pytest.mark.parametrize(
+    ("there", "here", "what"),
+    [
+        ({"stride": 2}, {}, r"stride \[2, 2\], and the float model's has \(1, 1\)"),
+        ({"padding": 1}, {}, r"padding \[1, 1\], and"),
+        ({}, {"padding": "same"}, "padding"),
+        ({"dilation": 2}, {}, "dilation"),
+    ],
+    ids=["stride", "padding", "same", "dilation"],
+)
+def test_a_float_model_of_other_places_is_refused(there: dict[str, Any], here: dict[str, Any], what: str) -> None:
+    def made(settings: dict[str, Any]) -> nn.Module:
+        conv = nn.Conv2d(3, 6, 3, **settings)
+        return nn.Sequential(conv, nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(6, 2)).eval()
+
+    program = by_pt2e(made(there), images())
+    with pytest.raises(ValueError, match=f"the program's convolution '0' has {what}"):
+        quant.from_torch_ao(program, made(here), images())
+
+
+@pytest.mark.parametrize(
+    "conv",
+    [
+        lambda: nn.Conv2d(3, 6, (3, 1), padding=(1, 0), dilation=2),
+        lambda: nn.Conv2d(3, 6, 3, padding=1, padding_mode="reflect"),
+        lambda: nn.ConvTranspose2d(3, 6, 3, stride=2, padding=1, output_padding=1),
+    ],
+    ids=["pairs", "reflect", "transposed"],
+)
+def test_places_are_known_in_every_form(conv: Callable[[], nn.Module]) -> None:
+    model = nn.Sequential(conv(), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(6, 2)).eval()
+    program = by_pt2e(model, images())
+    q = quant.from_torch_ao(program, model, images())
+    with torch.no_grad():
+        assert error(q(images()), program(images())) < 0.02
