@@ -273,6 +273,9 @@ _OWN: dict[str, Callable[..., Tensor]] = {**MOVES, **REALS, **LAYERS, **INDICES}
 CHECKS_OF_SIZES = frozenset({"holds"})
 """Operations that compute nothing and refuse sizes that a text does not stand for."""
 
+READS_OF_BYTES = frozenset({"dequantize"})
+"""Operations by which a plan makes float32 of bytes."""
+
 
 def run_plan(
     inputs: Sequence[Tensor], constants: Sequence[Tensor], program: str, *, table: OpTable = OPS

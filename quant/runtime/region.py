@@ -15,9 +15,9 @@ import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import _disable_current_modes
 
-from quant.kernels.reference_plan import CHECKS_OF_SIZES, HEADER, Constant, operation_of
+from quant.kernels.reference_plan import CHECKS_OF_SIZES, HEADER, READS_OF_BYTES, Constant, operation_of
 from quant.runtime import nonfinite
-from quant.runtime.instructions import Guard, Instruction, LayerCall, Quantize, said_of
+from quant.runtime.instructions import FloatCall, Guard, Instruction, LayerCall, Quantize, said_of
 from quant.runtime.int8_layer import Int8Layer
 from quant.runtime.keys import LayerKey
 from quant.runtime.layer_lines import layer_lines
@@ -118,7 +118,8 @@ class Region:
                 if any(one.dtype in RUN_AS_THEY_ARE for one in inputs):
                     return False  # as under autocast, whose float layers give a half type
                 blamed, why = self._blamed(str(error), text, inputs)
-                if isinstance(blamed, Guard):  # which says by itself that the program does not stand for the call
+                # A guard says by itself that the program does not stand for the call; float() takes any type.
+                if isinstance(blamed, Guard) or self._makes_floats_of_bytes(blamed):
                     return False
                 raise type(error)(f"{said_of(blamed)}: {why}") from error
             if not outputs and self.outputs:
@@ -193,6 +194,10 @@ class Region:
         lines = text.program.split("\n")[FIRST_LINE:-1]
         place = next(place for place, line in enumerate(lines) if line.startswith(f"%{matched[1]} = "))
         return self._owners(lines)[place], matched[2]
+
+    def _makes_floats_of_bytes(self, blamed: Instruction) -> bool:
+        lines = (piece for piece in self.pieces if isinstance(piece, str) and piece.startswith(f"%{blamed.out} = "))
+        return isinstance(blamed, FloatCall) and any(operation_of(line) in READS_OF_BYTES for line in lines)
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_members": None, "_text": None}

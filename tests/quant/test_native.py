@@ -303,3 +303,23 @@ def test_a_text_that_is_dropped_is_heard_by_no_mode() -> None:
         del q
         gc.collect()
     assert listening.heard == []
+
+
+class OfBytes(nn.Module):
+    """Makes numbers of what the caller gives."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.layer(x.float() / 255)
+        return out
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.float32, torch.int64, torch.int32, torch.float64, torch.float16])
+def test_float_of_a_caller_s_bytes_takes_other_types_too(dtype: torch.dtype) -> None:
+    model = OfBytes().eval()
+    batches = [torch.randint(0, 256, (8, 4), dtype=torch.uint8) for _ in range(4)]
+    q = quant.quantize_static(model, batches, progress=False)
+    assert torch.equal(q(batches[0].to(dtype)), q(batches[0]))
