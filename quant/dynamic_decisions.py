@@ -17,7 +17,8 @@ from quant.copying import hooks_of, name_of
 from quant.kernels.row_slices import all_finite
 from quant.kernels.tables import TABLE_BITS
 from quant.nn import QuantModule
-from quant.nn.registry import maker, supported
+from quant.nn.base import check_groups
+from quant.nn.registry import inputs_of, maker, supported
 from quant.observers import PER_CALL
 from quant.recipe import NO_RULE, STATIC_SETTINGS, QConfig, Recipe, RecipeError, Rule
 from quant.recurrent_layers import is_recurrent_layer, parameter_names
@@ -213,6 +214,12 @@ def check_settings(decisions: list[Decision], recipe: Recipe) -> None:
             raise RecipeError(
                 f"{decision.where}: tables have 8, 4, 3 or 2 bits, {asked} asks for {decision.qconfig.weight_bits}"
             )
+        inputs = inputs_of(decision.module)
+        if inputs is not None:
+            try:
+                check_groups(inputs, decision.qconfig)
+            except RecipeError as error:
+                raise RecipeError(f"{decision.where}: {error}") from None
         for setting, value in decision.qconfig.changed().items():
             if setting in STATIC_SETTINGS and value != PER_CALL:
                 raise RecipeError(

@@ -60,6 +60,16 @@ def maker(kind: type) -> Maker | None:
     return known if recurrent is None or known is not None else recurrent.stand_in
 
 
+def inputs_of(module: nn.Module) -> int | None:
+    """Inputs of each output of a linear layer, or values of a table's row; None of layers of other kinds."""
+    if type(module) is nn.Linear:
+        return module.in_features
+    if isinstance(module, (nn.Embedding, nn.EmbeddingBag)):
+        return module.embedding_dim
+    weight = module._parameters.get("weight")
+    return weight.shape[0] if weight is not None and type(module) is _imported_conv1d() else None
+
+
 def supported() -> list[type[nn.Module]]:
     """The imported float classes that have an int8 layer."""
     conv1d = _imported_conv1d()

@@ -11,7 +11,7 @@ import torch
 from quant.kernels import dispatch
 from torch import Tensor, nn
 
-from quant import QConfig, Recipe, quantize_dynamic
+from quant import QConfig, Recipe, RecipeError, quantize_dynamic
 
 pytestmark = pytest.mark.usefixtures("seeded_on_one_thread")
 NAN, INF = float("nan"), float("inf")
@@ -373,3 +373,12 @@ def test_static_and_dynamic_calls_of_one_weight_do_not_crash() -> None:
         chosen.linear_u8s8_s32(torch.randint(0, 256, (4, 64), dtype=torch.uint8), 3, layer.q_weight, None)
         expected = layer(x)
     assert torch.equal(layer(x), expected)
+
+
+def test_groups_that_do_not_divide_are_refused_before_a_weight_is_read() -> None:
+    with torch.device("meta"):
+        model = nn.Sequential(nn.Linear(64, 8), nn.Linear(96, 8), nn.Embedding(5, 48))
+    recipe = Recipe(default=QConfig(weight_bits=4, group_size=64))
+    with pytest.raises(RecipeError, match=r"layer '1'.*group_size is 64, expected a divisor of .* 96 inputs"):
+        quantize_dynamic(model, recipe, inplace=True)
+    assert type(model[0]) is nn.Linear
