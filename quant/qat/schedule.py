@@ -55,6 +55,7 @@ class QATSchedule:
         log_every: steps.
 
     Raises:
+        TypeError: `log` cannot be called.
         ValueError: `prepared` is not from prepare_qat, or the numbers are not in order; or it is wrapped in a
             DistributedDataParallel that expects a gradient of every parameter, and learned ranges will have none.
     """
@@ -72,6 +73,8 @@ class QATSchedule:
         log: Callable[[dict[str, float], int], object] | None = None,
         log_every: int = 100,
     ) -> None:
+        if log is not None and not callable(log):
+            raise TypeError(f"QATSchedule: log is {log!r}, expected a function of the ranges and the step")
         if log_every < 1:
             raise ValueError(f"QATSchedule: log_every is {log_every}, expected a number of steps, at least 1")
         if steps < 1:

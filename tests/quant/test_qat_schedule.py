@@ -128,6 +128,8 @@ def test_bad_schedules_are_refused() -> None:
         quant.QATSchedule(prepared, steps=10, observe=8)
     with pytest.raises(ValueError, match="got Linear"):
         quant.QATSchedule(nn.Linear(2, 2), steps=10)
+    with pytest.raises(TypeError, match="log is 3, expected a function"):
+        quant.QATSchedule(prepared, steps=10, log=3)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="log_every is 0"):
         quant.QATSchedule(prepared, steps=10, log=print, log_every=0)
 
