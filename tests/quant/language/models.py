@@ -12,21 +12,12 @@ from torch import Tensor, nn
 
 import quant
 
+from ...zoo.language import ENCODER_DECODER, TINY, WORDS
 from ...zoo.torchvision_ops import import_library
 
-WORDS, LENGTH = 128, 9
+LENGTH = 9
 
-_TINY = {
-    "hidden_size": 64,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "intermediate_size": 128,
-    "vocab_size": WORDS,
-    "max_position_embeddings": 64,
-    "pad_token_id": 0,
-    "bos_token_id": 1,
-    "eos_token_id": 2,
-}
+_TINY = {**TINY, "bos_token_id": 1, "eos_token_id": 2}
 _SHARED = {**_TINY, "num_key_value_heads": 2}
 _EXPERTS = {**_SHARED, "head_dim": 16, "num_experts_per_tok": 2}
 
@@ -88,13 +79,7 @@ def _subject(name: str, floats: str, reads: str = "text", *, model: str = "", **
 
 
 _SPEECH = {
-    "d_model": 64,
-    "encoder_layers": 2,
-    "decoder_layers": 2,
-    "encoder_attention_heads": 4,
-    "decoder_attention_heads": 4,
-    "encoder_ffn_dim": 128,
-    "decoder_ffn_dim": 128,
+    **ENCODER_DECODER,
     "num_mel_bins": 16,
     "max_source_positions": 32,
     "max_target_positions": 32,
