@@ -265,7 +265,7 @@ def _missing(title: str, package: str) -> ImportError:
 def _error(theirs: Tensor, ours: Tensor) -> float:
     if theirs.shape != ours.shape or theirs.dtype != ours.dtype:
         return float("inf")
-    one, other = theirs.double(), ours.double()
+    one, other = theirs.detach().double(), ours.detach().double()
     same = (one == other) | (one.isnan() & other.isnan())  # inf as well, as of masked scores
     apart = torch.where(same, 0.0, one - other)
     return float(apart.norm() / other[other.isfinite()].norm().clamp(min=1e-30))
