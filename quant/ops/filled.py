@@ -25,17 +25,13 @@ OPTIONS: dict[str, tuple[Any, ...]] = {
 
 def filled(call: PlanCall, number: float) -> Lines:
     """In a shape, whose sizes are given one by one or together."""
-    given = call.args if call.args else (call.kwargs.get("size", ()),)
-    sizes = given[0] if len(given) == 1 and isinstance(given[0], (tuple, list)) else given
-    return _of(call, number, tuple(map(call.number, sizes)))
+    return _in_shape(call, number, call.args)
 
 
 def new_filled(call: PlanCall, number: float) -> Lines:
     """The same as a method of a tensor."""
     call.tensor()
-    given = call.args[1:] or (call.kwargs.get("size", ()),)
-    sizes = given[0] if len(given) == 1 and isinstance(given[0], (tuple, list)) else given
-    return _of(call, number, tuple(map(call.number, sizes)))
+    return _in_shape(call, number, call.args[1:])
 
 
 def filled_like(call: PlanCall, number: float) -> Lines:
@@ -44,6 +40,12 @@ def filled_like(call: PlanCall, number: float) -> Lines:
         raise Unplanned("it is computed in float")
     x = call.sized(0, "input")
     return _of(call, number, tuple(Register(x.index, dim) for dim in range(len(call.values.shape(x)))))
+
+
+def _in_shape(call: PlanCall, number: float, positional: tuple[Any, ...]) -> Lines:
+    given = positional or (call.kwargs.get("size", ()),)
+    sizes = given[0] if len(given) == 1 and isinstance(given[0], (tuple, list)) else given
+    return _of(call, number, tuple(map(call.number, sizes)))
 
 
 def _of(call: PlanCall, number: float, sizes: tuple[Any, ...]) -> Lines:
