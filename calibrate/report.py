@@ -16,7 +16,7 @@ from quant.calibrate.errors import listed
 from quant.kernels import QParams
 from quant.observers import ChannelMean, FixedObserver, Observer
 from quant.observers._histogram_store import HistogramStore, RowView
-from torch import Tensor, nn
+from torch import nn
 
 SPREAD = 32.0
 """Largest magnitude over the 99.9th percentile: from here on a min-max range loses 5 of 8 bits to one value in 1000."""
@@ -131,7 +131,7 @@ def _row(name: str, observer: Observer) -> Row:
     seen = observer.low <= observer.high
     low, high = (observer.low[seen], observer.high[seen]) if seen.any() else (observer.low.new_tensor([math.nan]),) * 2
     qparams = observer.qparams() if usable else None
-    chosen = _ends(qparams) if qparams is not None else low.new_tensor([[math.nan, math.nan]])
+    chosen = qparams.ends() if qparams is not None else low.new_tensor([[math.nan, math.nan]])
     return Row(
         layer=observer.name or name,
         observer="Given" if _is_given(observer) else type(observer).__name__,
@@ -144,13 +144,6 @@ def _row(name: str, observer: Observer) -> Row:
         inf_count=int(observer.inf_count),
         warnings=tuple(_suspicions(observer, qparams)),
     )
-
-
-def _ends(qparams: QParams) -> Tensor:
-    """(rows, 2): the real values of quant_min and quant_max, float64."""
-    scale, zero = qparams.scale.reshape(-1).double(), qparams.zero_point.reshape(-1)
-    low, high = qparams.scheme.quant_min - zero, qparams.scheme.quant_max - zero
-    return torch.stack((low * scale, high * scale), dim=1).cpu()
 
 
 def _suspicions(observer: Observer, qparams: QParams | None) -> list[str]:
@@ -177,7 +170,7 @@ def _of_given(observer: Observer, qparams: QParams) -> list[str]:
     if observer.given is None or isinstance(observer, HistogramStore) or not bool(seen.any()):
         return []
     low, high = observer.low[seen].min().item(), observer.high[seen].max().item()
-    ends, step = _ends(qparams), qparams.scale.max().item()
+    ends, step = qparams.ends(), qparams.scale.max().item()
     first, last = ends[:, 0].min().item(), ends[:, 1].max().item()
     if low >= first - step and high <= last + step:
         return []
@@ -218,7 +211,7 @@ def _of_histogram(observer: Observer, qparams: QParams) -> list[str]:
         return []
     suspicions: list[str] = []
     suspicious = 0
-    ends, scales = _ends(qparams), qparams.scale.reshape(-1).double().cpu()
+    ends, scales = qparams.ends(), qparams.scale.reshape(-1).double().cpu()
     for index, exponent in enumerate(observer.exponents()):
         low, high = observer.low[index].item(), observer.high[index].item()
         if exponent is None or low == high:

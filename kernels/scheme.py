@@ -129,6 +129,12 @@ class QParams:
         scale, zero_point = self._broadcast(q.dim())
         return (q.to(torch.int32) - zero_point).to(torch.float32) * scale
 
+    def ends(self) -> Tensor:
+        """The real values of quant_min and quant_max, (channels or 1, 2) float64 on the CPU."""
+        scale, zero_point = self.scale.reshape(-1).double(), self.zero_point.reshape(-1)
+        low, high = self.scheme.quant_min - zero_point, self.scheme.quant_max - zero_point
+        return torch.stack((low * scale, high * scale), dim=1).cpu()
+
     def _broadcast(self, dim: int) -> tuple[Tensor, Tensor]:
         axis = self.scheme.axis
         if axis is None:

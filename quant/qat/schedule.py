@@ -109,9 +109,10 @@ class QATSchedule:
         """Call after each step of the optimiser."""
         before = self.phases
         self.count += 1
-        if self.phases != before:
+        begins = self.phases != before
+        if begins:
             self._apply()
-        if self._log is not None and (self.phases != before or self.count % self._log_every == 0):
+        if self._log is not None and (begins or self.count % self._log_every == 0):
             self._log({**tracked_ranges(self.prepared), "phase": len(self.phases) - 1}, self.count)
 
     def state_dict(self) -> dict[str, Any]:

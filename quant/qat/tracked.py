@@ -33,6 +33,5 @@ def _ends(name: str, one: FakeQuantizeBase) -> dict[str, float]:
         qparams = one.qparams()
     except NoDataSeen:
         return {}
-    scale, zero_point, scheme = qparams.scale.double(), qparams.zero_point, qparams.scheme
-    low, high = (scale * (end - zero_point) for end in (scheme.quant_min, scheme.quant_max))
+    low, high = qparams.ends().unbind(1)
     return {f"{name}/low": low.min().item(), f"{name}/high": high.max().item()}
