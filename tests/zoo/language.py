@@ -35,6 +35,38 @@ ENCODER_DECODER = {
     "encoder_ffn_dim": 128,
     "decoder_ffn_dim": 128,
 }
+TINY_GPT2 = {
+    "vocab_size": WORDS,
+    "n_embd": 64,
+    "n_layer": 2,
+    "n_head": 4,
+    "n_positions": 64,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
+TINY_T5 = {
+    "vocab_size": WORDS,
+    "d_model": 64,
+    "d_kv": 16,
+    "d_ff": 128,
+    "num_layers": 2,
+    "num_heads": 4,
+    "decoder_start_token_id": 0,
+}
+SOUNDS = 16
+TINY_WHISPER = {
+    **ENCODER_DECODER,
+    "vocab_size": WORDS,
+    "num_mel_bins": SOUNDS,
+    "max_source_positions": 32,
+    "max_target_positions": 32,
+    "pad_token_id": 0,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "decoder_start_token_id": 1,
+    "suppress_tokens": None,
+    "begin_suppress_tokens": None,
+}
 PIXELS = {"image_size": 32, "patch_size": 8}
 VISION = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 128, **PIXELS}
 
@@ -168,19 +200,7 @@ ENCODERS = (
 )
 
 LLAMA = _entry("llama", "LlamaForCausalLM", "LlamaConfig", text, **DECODER)
-GPT2 = _entry(
-    "gpt2",
-    "GPT2LMHeadModel",
-    "GPT2Config",
-    text,
-    vocab_size=WORDS,
-    n_embd=64,
-    n_layer=2,
-    n_head=4,
-    n_positions=64,
-    bos_token_id=1,
-    eos_token_id=2,
-)
+GPT2 = _entry("gpt2", "GPT2LMHeadModel", "GPT2Config", text, **TINY_GPT2)
 DECODERS = (
     GPT2,
     LLAMA,
@@ -220,19 +240,7 @@ DECODERS = (
     _with_cache(GPT2, _start),
 )
 
-T5 = _entry(
-    "t5",
-    "T5ForConditionalGeneration",
-    "T5Config",
-    _pairs,
-    vocab_size=WORDS,
-    d_model=64,
-    d_kv=16,
-    d_ff=128,
-    num_layers=2,
-    num_heads=4,
-    decoder_start_token_id=0,
-)
+T5 = _entry("t5", "T5ForConditionalGeneration", "T5Config", _pairs, **TINY_T5)
 BART = _entry(
     "bart",
     "BartForConditionalGeneration",
@@ -242,23 +250,12 @@ BART = _entry(
     **ENCODER_DECODER,
     max_position_embeddings=64,
 )
-SOUNDS = 16
 WHISPER = _entry(
     "whisper",
     "WhisperForConditionalGeneration",
     "WhisperConfig",
     lambda n: {"input_features": torch.randn(n, SOUNDS, 64), "decoder_input_ids": torch.randint(3, WORDS, (n, 8))},
-    vocab_size=WORDS,
-    num_mel_bins=SOUNDS,
-    **ENCODER_DECODER,
-    max_source_positions=32,
-    max_target_positions=32,
-    pad_token_id=0,
-    bos_token_id=1,
-    eos_token_id=2,
-    decoder_start_token_id=1,
-    suppress_tokens=None,
-    begin_suppress_tokens=None,
+    **TINY_WHISPER,
 )
 SEQUENCES = (
     T5,

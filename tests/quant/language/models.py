@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 import quant
 
-from ...zoo.language import ENCODER_DECODER, TINY, WORDS
+from ...zoo.language import TINY, TINY_GPT2, TINY_T5, TINY_WHISPER, WORDS
 from ...zoo.torchvision_ops import import_library
 
 LENGTH = 9
@@ -78,20 +78,6 @@ def _subject(name: str, floats: str, reads: str = "text", *, model: str = "", **
     return Subject(model or f"{name}ForCausalLM", f"{name}Config", options, frozenset(floats.split()), reads)
 
 
-_SPEECH = {
-    **ENCODER_DECODER,
-    "num_mel_bins": 16,
-    "max_source_positions": 32,
-    "max_target_positions": 32,
-    "decoder_start_token_id": 1,
-    "suppress_tokens": None,
-    "begin_suppress_tokens": None,
-    "vocab_size": WORDS,
-    "pad_token_id": 0,
-    "bos_token_id": 1,
-    "eos_token_id": 2,
-}
-
 SUBJECTS: dict[str, Subject] = {
     "llama": _subject("Llama", "LlamaRMSNorm LlamaRotaryEmbedding", **_SHARED),
     "llama_tied": _subject("Llama", "LlamaRMSNorm LlamaRotaryEmbedding", **_SHARED, tie_word_embeddings=True),
@@ -108,14 +94,8 @@ SUBJECTS: dict[str, Subject] = {
         "GPT2",
         "LayerNorm",
         model="GPT2LMHeadModel",
-        vocab_size=WORDS,
-        n_embd=64,
-        n_layer=2,
-        n_head=4,
-        n_positions=64,
+        **TINY_GPT2,
         pad_token_id=0,
-        bos_token_id=1,
-        eos_token_id=2,
     ),
     "mixtral": _subject(
         "Mixtral", "MixtralRMSNorm MixtralRotaryEmbedding MixtralTopKRouter", **_EXPERTS, num_local_experts=4
@@ -138,20 +118,14 @@ SUBJECTS: dict[str, Subject] = {
         "T5LayerNorm Embedding",
         "both",
         model="T5ForConditionalGeneration",
-        vocab_size=WORDS,
-        d_model=64,
-        d_kv=16,
-        d_ff=128,
-        num_layers=2,
-        num_heads=4,
-        decoder_start_token_id=0,
+        **TINY_T5,
     ),
     "whisper": _subject(
         "Whisper",
         "Conv1d LayerNorm WhisperPositionalEmbedding",
         "sound",
         model="WhisperForConditionalGeneration",
-        **_SPEECH,
+        **TINY_WHISPER,
     ),
 }
 
