@@ -131,6 +131,15 @@ def require_compiler() -> str:
     return cxx
 
 
+def compiler_environment() -> dict[str, str]:
+    """This process's environment, in which Debian's Emscripten works too: a program in Python and JavaScript."""
+    # It imports what lies beside it.
+    kept = {name: value for name, value in os.environ.items() if name != "PYTHONSAFEPATH"}
+    # Where Debian keeps the modules it requires, and where a node from elsewhere does not look.
+    kept["NODE_PATH"] = os.pathsep.join(filter(None, [kept.get("NODE_PATH"), "/usr/share/nodejs"]))
+    return kept
+
+
 @functools.cache
 def all_instruction_sets() -> tuple[InstructionSet, ...]:
     """The rows of the table for every architecture, in its order."""
@@ -224,7 +233,8 @@ def _digests(folder: Path, settings: tuple[object, ...], cxx: str) -> str:
     for path in sorted(path for path in folder.rglob("*") if path.suffix in {".cpp", ".h", ".inc"}):
         digest.update(path.relative_to(folder).as_posix().encode() + path.read_bytes())
     digest.update(repr(settings).encode())
-    version = subprocess.run([cxx, "--version"], capture_output=True, text=True, check=True).stdout
+    asked = subprocess.run([cxx, "--version"], capture_output=True, text=True, check=True, env=compiler_environment())
+    version = asked.stdout
     return f"{digest.hexdigest()} {hashlib.sha256(version.encode()).hexdigest()}"
 
 
@@ -373,7 +383,7 @@ def _link_command(target: Target, objects: Iterable[Path], output: Path) -> list
 
 
 def _run(command: list[str]) -> None:
-    result = subprocess.run(command, capture_output=True, text=True, check=False)
+    result = subprocess.run(command, capture_output=True, text=True, check=False, env=compiler_environment())
     if result.returncode:
         raise BuildError(f"{' '.join(command)}\n{result.stderr.strip()[-4000:]}")
 

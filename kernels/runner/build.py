@@ -294,7 +294,9 @@ def _archive(objects: Iterable[Path], output: Path, archiver: str = "ar") -> Non
 
 
 def _run(command: list[str]) -> None:
-    result = subprocess.run(command, capture_output=True, text=True, check=False)
+    result = subprocess.run(
+        command, capture_output=True, text=True, check=False, env=kernels_build.compiler_environment()
+    )
     if result.returncode:
         raise kernels_build.BuildError(f"{' '.join(command)}\n{result.stderr.strip()[-4000:]}")
 
