@@ -46,6 +46,10 @@ class Unmoved:
         """What two recordings both leave to be shown."""
         return Unmoved(*(getattr(self, one.name) & getattr(other, one.name) for one in fields(self)))
 
+    def __or__(self, other: Unmoved) -> Unmoved:
+        """What remains of recordings that vary a group of sizes each, of which the others' numbers stay."""
+        return Unmoved(*(getattr(self, one.name) | getattr(other, one.name) for one in fields(self)))
+
     def may_be_shown_by(self, step: str) -> bool:
         """Whether a recording whose sizes `step` made may show some of it."""
         return bool(
