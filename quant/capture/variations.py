@@ -141,7 +141,19 @@ def _beyond(recorder: Recorder) -> int:
 
 
 def _places(size: int, other: int, tensor: Tensor) -> Tensor:
-    return torch.arange(other, device=tensor.device) % size
+    """Where a dimension of another size takes its values: the first ones, and all again where there are more.
+
+    Of a mask fewer places are spread over all, the last among them: where padding is cut off, forwards branch otherwise.
+    """
+    places = torch.arange(other, device=tensor.device)
+    return (places + 1) * size // other - 1 if other < size and _is_mask(tensor) else places % size
+
+
+def _is_mask(tensor: Tensor) -> bool:
+    """Whether all values are 0 or 1, of another type than reals; indices may be too large for fewer places."""
+    if tensor.is_floating_point() or tensor.is_complex() or not tensor.numel():
+        return False
+    return tensor.dtype == torch.bool or (int(tensor.min()) >= 0 and int(tensor.max()) <= 1)
 
 
 def _other_size(size: int, dim: int, step: str, beyond: int) -> int:
