@@ -143,7 +143,7 @@ def _beyond(recorder: Recorder) -> int:
 def _places(size: int, other: int, tensor: Tensor) -> Tensor:
     """Where a dimension of another size takes its values: the first ones, and all again where there are more.
 
-    Of a mask fewer places are spread over all, the last among them: where padding is cut off, forwards branch otherwise.
+    Of a mask fewer places are spread over all, the last among them: without padding forwards branch otherwise.
     """
     places = torch.arange(other, device=tensor.device)
     return (places + 1) * size // other - 1 if other < size and _is_mask(tensor) else places % size
