@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import functools
 import re
 import sys
 import time
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,6 +23,7 @@ import harness
 import peers
 import suite
 import torch
+from torch import Tensor, nn
 from tqdm import tqdm
 
 PACKAGES = ("torchao", "onnxruntime", "onnx", "openvino", "nncf", "fbgemm-gpu-cpu")
@@ -94,14 +97,18 @@ def _error(race: harness.Race, name: str) -> float:
     return race.errors[name] or 0.0
 
 
-def run(case: suite.Case, options: argparse.Namespace, exact: bool) -> tuple[harness.Race, dict[str, str]]:
-    """Measure one case; also who is missing from it, and why.
+def run(
+    case: suite.Case, options: argparse.Namespace, exact: bool
+) -> tuple[harness.Race, dict[str, str], dict[str, float]]:
+    """Measure one case; also who is missing from it, and why, and the seconds that making each contender took.
 
     Raises:
         peers.Missing: the case's data cannot be had.
     """
     task = case.build()
-    found, missing = peers.assemble(task.model, task.probes[0], _wanted(case, task, options, exact))
+    building: dict[str, float] = {}
+    wanted = {name: _timed(name, maker, building) for name, maker in _wanted(case, task, options, exact).items()}
+    found, missing = peers.assemble(task.model, task.probes[0], wanted)
     expected = torch.cat([peers.first(task.model(probe)) for probe in task.probes])
     contenders = []
     for peer in found:
@@ -122,7 +129,21 @@ def run(case: suite.Case, options: argparse.Namespace, exact: bool) -> tuple[har
             case.goal is not None and abs(judge(case, race, exact).ratio.median / case.goal - 1) < UNDECIDED
         ),
     )
-    return race, missing
+    return race, missing, building
+
+
+def _timed(name: str, maker: peers.Maker, seconds: dict[str, float]) -> peers.Maker:
+    """The maker, which notes how long it takes: other people's compilers are most of a run."""
+
+    @functools.wraps(maker)
+    def make(model: nn.Module, x: Tensor) -> peers.Peer:
+        start = time.perf_counter()
+        try:
+            return maker(model, x)
+        finally:
+            seconds[name] = time.perf_counter() - start
+
+    return make
 
 
 def _wanted(case: suite.Case, task: suite.Task, options: argparse.Namespace, exact: bool) -> dict[str, peers.Maker]:
@@ -171,6 +192,15 @@ def summary_table(chosen: Sequence[suite.Case], races: dict[str, harness.Race], 
     return display.table(header, rows)
 
 
+def built(buildings: Mapping[str, Mapping[str, float]]) -> str:
+    """How long it took to make the contenders of all cases, those first that took most."""
+    total: Counter[str] = Counter()
+    for seconds in buildings.values():
+        total.update(seconds)
+    each = ", ".join(f"{name} {seconds:.0f} s" for name, seconds in total.most_common())
+    return f"making the contenders took {sum(total.values()):.0f} s: {each}"
+
+
 def _time_of_ours(race: harness.Race, verdict: Verdict) -> str:
     """With which of ours it is, where that is not the default one."""
     return f"{display.duration(race.time(verdict.ours).median)} {verdict.ours.removeprefix('octet').strip()}".strip()
@@ -212,12 +242,13 @@ def _measure(options: argparse.Namespace, facts: dict[str, Any]) -> int:
     races: dict[str, harness.Race] = {}
     verdicts: dict[str, Verdict] = {}
     absences: dict[str, dict[str, str]] = {}
+    buildings: dict[str, dict[str, float]] = {}
     start = time.perf_counter()
     bar = tqdm(chosen, disable=None, unit="case")
     for case in bar:
         bar.set_postfix_str(case.name)
         try:
-            races[case.name], absences[case.name] = run(case, options, exact)
+            races[case.name], absences[case.name], buildings[case.name] = run(case, options, exact)
         except peers.Missing as reason:
             absences[case.name] = {case.name: str(reason)}
             continue
@@ -229,7 +260,8 @@ def _measure(options: argparse.Namespace, facts: dict[str, Any]) -> int:
     for line in display.absent_lines(absences):
         print(line)
     failed = [name for name in absences if name not in races or (not options.ours and verdicts[name].failed)]
-    _keep(options, facts, races, verdicts, absences)
+    _keep(options, facts, races, verdicts, absences, buildings)
+    print(built(buildings))
     outcome = f"NOT reached: {', '.join(failed)}" if failed else "all reached"
     print(f"{time.perf_counter() - start:.0f} s; " + ("--ours: no goal is judged" if options.ours else outcome))
     return 1 if failed else 0
@@ -241,10 +273,12 @@ def _keep(
     races: dict[str, harness.Race],
     verdicts: dict[str, Verdict],
     absences: dict[str, dict[str, str]],
+    buildings: Mapping[str, Mapping[str, float]],
 ) -> None:
     """Raw numbers and a picture."""
     cases = [
-        {**race.to_dict(), "verdict": verdicts[name].text, "absent": absences[name]} for name, race in races.items()
+        {**race.to_dict(), "verdict": verdicts[name].text, "absent": absences[name], "building": buildings[name]}
+        for name, race in races.items()
     ]
     content = {"machine": facts, "quick": options.quick, "cases": cases}
     name = f"bench-{facts['threads']}-threads"

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from quant.capture.einsum import as_products
 from quant.capture.forward_code import looks_at_class
 from quant.capture.proved_recording import record
 from quant.capture.recorded_modules import Watched, watching
@@ -123,7 +124,7 @@ def _capture_unit(
     captured.called |= recorder.called
     inside = [path] if path in captured.islands else list(recorder.opaque)
     if path not in captured.islands:
-        captured.graphs[path] = recorder.graph()
+        captured.graphs[path] = as_products(recorder.graph(), module)
     for island in inside:
         _capture_children(watched, recorder, island, captured, training)
 

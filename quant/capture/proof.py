@@ -27,6 +27,7 @@ from quant.capture.variations import (
     VARY,
     NoOther,
     Variation,
+    affordable,
     groups_of,
     is_width,
     other_floats,
@@ -129,7 +130,7 @@ class Proof:
         for step in UNCOVER:
             if unmoved is not None and not unmoved.may_be_shown_by(step):
                 continue
-            further = self._agrees(values, _worth_varying(limits, unmoved, taken), step)
+            further = self._agrees_apart(values, _worth_varying(limits, unmoved, taken), step)
             if further is False:
                 return False
             if further:
@@ -141,6 +142,17 @@ class Proof:
             return False
         self.limits += tuple(Limit(place, ROUNDED) for place in sorted(unmoved.rounded))
         return True
+
+    def _agrees_apart(self, values: Variation, limits: list[Limit], step: str) -> bool | None:
+        """As `_agrees`, by one call, or by one for each group of sizes, all of which the module has to take."""
+        unmoved, apart = Unmoved(), affordable(self.recorder, limits, step)
+        for group in apart:
+            agrees = self._agrees(values, group, step)
+            if not agrees:
+                return agrees
+            unmoved |= self._unmoved
+        self._unmoved = unmoved
+        return True if apart else None
 
     def _agrees(self, values: Variation, limits: list[Limit], step: str = VARY[0]) -> bool | None:
         """Whether another call has the same recording, and the graph its output; None where the module refuses it."""

@@ -31,6 +31,7 @@ class Unmoved:
         rounded: rounded numbers that have not changed although what was rounded has, by their places in
             `Recorder.rounded`.
         sizes: those that have changed by little or not at all.
+        hidden: of these those of at most HIDDEN, which no smaller recording shows.
         stepped: those that the forward may count to in steps.
         low: those that have not been smaller.
         few: those that depend on the inputs' sizes, and have been less than ENOUGH.
@@ -38,6 +39,7 @@ class Unmoved:
 
     rounded: frozenset[int] = frozenset()
     sizes: frozenset[int] = frozenset()
+    hidden: frozenset[int] = frozenset()
     stepped: frozenset[int] = frozenset()
     low: frozenset[int] = frozenset()
     few: frozenset[int] = frozenset()
@@ -46,10 +48,15 @@ class Unmoved:
         """What two recordings both leave to be shown."""
         return Unmoved(*(getattr(self, one.name) & getattr(other, one.name) for one in fields(self)))
 
+    def __or__(self, other: Unmoved) -> Unmoved:
+        """What remains of recordings that vary a group of sizes each, of which the others' numbers stay."""
+        return Unmoved(*(getattr(self, one.name) | getattr(other, one.name) for one in fields(self)))
+
     def may_be_shown_by(self, step: str) -> bool:
         """Whether a recording whose sizes `step` made may show some of it."""
         return bool(
-            ((self.rounded or self.sizes) and step != FEW)
+            ((self.rounded or self.sizes - self.hidden) and step != FEW)
+            or (self.hidden and step not in SMALLEST)
             or (self.stepped and step == FARTHER)
             or (self.low and step in SMALLEST)
             or (self.few and step in (ONE, HALF, TWICE_AND_ONE, FAR))
@@ -70,6 +77,7 @@ def unmoved_numbers(one: Recorder, other: Recorder, step: str) -> Unmoved:
     return Unmoved(
         rounded=frozenset(_alike_by_rounding(one, other)),
         sizes=frozenset(sizes),
+        hidden=frozenset(index for index in sizes if one.value(index) <= HIDDEN),
         stepped=frozenset(depends if one.largest_step > 1 and step != FARTHER else ()),
         low=frozenset(index for index in depends if one.value(index) > 1 and step not in SMALLEST),
         few=frozenset(few),

@@ -34,6 +34,10 @@ ENOUGH = 5
 DIVIDED = 12
 """FARTHER moves a batch by multiples of this: by little more than the largest step in which a forward counts."""
 
+MOST_GROWTH = 16
+"""Sizes that would together make a tensor of the call more than this many times as large are varied one group after the
+other, so that the recordings cost the sum of what they grow by and not the product."""
+
 
 class NoOther(Exception):
     """A size or number cannot be changed by this step."""
@@ -62,6 +66,30 @@ def parts_of(group: list[Limit]) -> list[list[Limit]]:
     return parts if len(parts) > 1 else []
 
 
+def affordable(recorder: Recorder, limits: list[Limit], step: str) -> list[list[Limit]]:
+    """The sizes and numbers that a step varies at once: all of them, or each group where all would cost too much."""
+    if _growth(recorder, limits, step) <= MOST_GROWTH:
+        return [limits]
+    changing = {limit for limit in limits if limit.dim == NUMBER or _size(recorder, limit)}
+    apart = ([limit for limit in group if limit in changing] for group in groups_of(recorder))
+    return [group for group in apart if group]
+
+
+def _growth(recorder: Recorder, limits: list[Limit], step: str) -> float:
+    """The most by which a step multiplies the values of a tensor of the recorded call."""
+    factors: dict[int, float] = {}
+    for limit in limits:
+        size = _size(recorder, limit)
+        if size:
+            other = _other_size(size, limit.dim, step, _beyond(recorder))
+            factors[limit.place] = factors.get(limit.place, 1.0) * other / size
+    return max(factors.values(), default=1.0)
+
+
+def _size(recorder: Recorder, limit: Limit) -> int:
+    return 0 if limit.dim == NUMBER else recorder.tensors[limit.place].shape[limit.dim]
+
+
 def is_width(limit: Limit, recorder: Recorder) -> bool:
     """Whether a size is probably fixed by a layer: channels of images and signals, else features."""
     if limit.dim < 0:
@@ -77,7 +105,7 @@ def varied(recorder: Recorder, call: Arguments, values: Variation, limits: list[
         NoOther: a size or number cannot be changed by this step, or none is by it.
     """
     wanted = {(one.place, one.dim) for one in limits}
-    beyond = DIVIDED * -(-int(recorder.largest_step) // DIVIDED) or DIVIDED
+    beyond = _beyond(recorder)
     numbers, tensors = itertools.count(), itertools.count()
     is_other = not limits
 
@@ -107,8 +135,25 @@ def varied(recorder: Recorder, call: Arguments, values: Variation, limits: list[
     return args, kwargs
 
 
+def _beyond(recorder: Recorder) -> int:
+    """What FARTHER moves a batch by multiples of."""
+    return DIVIDED * -(-int(recorder.largest_step) // DIVIDED) or DIVIDED
+
+
 def _places(size: int, other: int, tensor: Tensor) -> Tensor:
-    return torch.arange(other, device=tensor.device) % size
+    """Where a dimension of another size takes its values: the first ones, and all again where there are more.
+
+    Of a mask fewer places are spread over all, the last among them: without padding forwards branch otherwise.
+    """
+    places = torch.arange(other, device=tensor.device)
+    return (places + 1) * size // other - 1 if other < size and _is_mask(tensor) else places % size
+
+
+def _is_mask(tensor: Tensor) -> bool:
+    """Whether all values are 0 or 1, of another type than reals; indices may be too large for fewer places."""
+    if tensor.is_floating_point() or tensor.is_complex() or not tensor.numel():
+        return False
+    return tensor.dtype == torch.bool or (int(tensor.min()) >= 0 and int(tensor.max()) <= 1)
 
 
 def _other_size(size: int, dim: int, step: str, beyond: int) -> int:

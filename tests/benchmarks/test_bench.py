@@ -72,3 +72,8 @@ def test_every_case_has_a_name_of_its_own(load: Callable[[str], ModuleType]) -> 
     cases = [case for section in load("suite").SECTIONS.values() for case in section()]
     assert len({case.name for case in cases}) == len(cases)
     assert any(case.quick for case in cases)
+
+
+def test_what_made_the_contenders_wait_comes_first(load: Callable[[str], ModuleType]) -> None:
+    buildings = {"one": {"octet": 1.0, "pt2e": 40.0}, "other": {"octet": 2.0, "compiled": 30.0}}
+    assert load("bench").built(buildings) == ("making the contenders took 73 s: pt2e 40 s, compiled 30 s, octet 3 s")

@@ -12,7 +12,8 @@ import torch
 from torch import Tensor, nn
 
 import quant
-from quant.capture import capture
+from quant.capture import capture, proof
+from quant.capture.variations import MOST_GROWTH
 from quant.graph import Kind, evaluate, expected_call
 from quant.runtime.binding import bound_values
 from quant.runtime.matching import CaptureMismatch
@@ -154,6 +155,30 @@ def test_a_loop_counts_as_it_did(count: Any, other: int, read: bool) -> None:
     net = Net(between)
     runs(net, X, torch.randn(2, other, 16))  # a wrong count is seen in there
     assert runs(net, X, X)
+
+
+def test_sizes_that_grow_by_much_are_varied_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Together, a video's batch, length, height and width would be hundreds of times as large."""
+    calls = []
+
+    def watched(*arguments: Any) -> Any:
+        calls.append(proof_varied(*arguments))
+        return calls[-1]
+
+    proof_varied = proof.varied
+    monkeypatch.setattr(proof, "varied", watched)
+
+    def between(net: Any, y: Tensor, n: int) -> Tensor:
+        for i in range(y.shape[1]):
+            y = y + i // 8
+        return y * y.shape[2] * (y.shape[3] // 5)
+
+    net, x = Net(between), torch.randn(2, 8, 24, 40, 16)
+    assert not runs(net, x, torch.randn(2, 9, 24, 40, 16))
+    assert runs(net, x, torch.randn(3, 8, 25, 47, 16))
+    shapes = [args[0].shape for args, _ in calls]
+    assert max(shape.numel() for shape in shapes) <= MOST_GROWTH * x.numel()
+    assert all(any(shape[dim] > 2 * x.shape[dim] for shape in shapes) for dim in (0, 2, 3))
 
 
 @pytest.mark.parametrize(

@@ -280,7 +280,7 @@ class Reads(nn.Module):
         self.island, self.qkv, self.out, self.dead = island, nn.Linear(8, 24), nn.Linear(8, 8), nn.Linear(8, 8)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        q, k, v = torch.einsum("bi,oi->bo", x, self.qkv.weight).chunk(3, 1)
+        q, k, v = (x[:, None] * self.qkv.weight).sum(-1).chunk(3, 1)
         y = self.out(q * k + v)
         return y * 2 if self.island and float(y.detach().sum()) > 1e9 else y
 
