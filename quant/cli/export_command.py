@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import dataclasses
 import json
 import time
 from collections.abc import Iterator
@@ -118,8 +117,12 @@ def export(options: argparse.Namespace, rest: list[str]) -> int:
         report = chosen.write(model, out, example, **settings)
     size = out.stat().st_size
     if options.json:
-        said = None if report is None else dataclasses.asdict(report)
-        print(json.dumps({"file": str(out), "format": options.format, "bytes": size, "report": said}, indent=2))
+        said = None if report is None else report.to_dict()
+        print(
+            json.dumps(
+                {"file": str(out), "format": options.format, "bytes": size, "report": said}, indent=2, allow_nan=False
+            )
+        )
         return 0
     if report is not None:
         print(report)
