@@ -3,10 +3,12 @@
     make bench-runner
     make bench-runner ARGS='--threads 1 2'
 
-Calls of both take turns in one process, with equal threads, and a model has a row for each number of them. One thread
-is measured in CPU time, which others who use the machine disturb less, several in wall time. A row says so where the
-outputs are not equal to the bit: those of dynamic models with attention, norms or softmax, which Python leaves to
-torch, agree within rounding.
+Calls take turns in one process, with equal threads, and a model has a row for each number of them. One thread is
+measured in CPU time, which others who use the machine disturb less, several in wall time. "Python" is the int8 model
+itself, "loaded" the file in Python without the float model (`quant.load(path)`), and the ratios are the runner's time
+over theirs. "bits" says whether the runner's outputs are the loaded file's, to the last bit, and whether they are the
+model's: those of dynamic models with attention, norms or softmax, which the model leaves to torch, agree within
+rounding. The errors are relative to the float model, L2 over all outputs, of the int8 model and of the runner.
 """
 
 from __future__ import annotations
@@ -130,7 +132,10 @@ def main() -> int:
     library.octet_instruction_set.restype = ctypes.c_char_p
     size = (options.runner / "octet-run").stat().st_size / 1e6
     print(f"octet-run {size:.2f} MB, {library.octet_instruction_set().decode()}, torch {torch.__version__}")
-    titles = ("model", "threads", "Python ms", "runner ms", "ratio", "start-up ms", "peak MiB", "file MB")
+    titles = (
+        *("model", "threads", "Python ms", "loaded ms", "runner ms", "/ Python", "/ loaded", "start-up ms", "peak MiB"),
+        *("file MB", "error", "runner's", "  bits"),
+    )
     print(line_of(titles), flush=True)
     for name, build in CASES.items():
         if options.only in name:
@@ -142,7 +147,7 @@ def main() -> int:
 
 
 def line_of(cells: Sequence[str]) -> str:
-    widths = (-31, 8, 11, 11, 8, 13, 10, 9)
+    widths = (-30, 8, 10, 10, 10, 9, 9, 12, 9, 8, 8, 9, -1)
     return "".join(cell.ljust(-w) if w < 0 else cell.rjust(w) for cell, w in zip(cells, widths, strict=True))
 
 
@@ -157,32 +162,58 @@ def measure(name: str, build: Callable[[], Task], library: ctypes.CDLL, options:
         start, size = start_up(options.runner / "octet-run", path, arrays, 15), path.stat().st_size / 1e6
         beside = [f"{start.milliseconds:.1f}", f"{start.mebibytes:.1f}", f"{size:.2f}"]
         for threads in options.threads:
-            python, runner, bits = timed(task, library, path, threads, options.rounds)
-            times = [name, str(threads), f"{python:.3f}", f"{runner:.3f}", f"{runner / python:.3f}"]
-            print(line_of([*times, *beside]) + bits, flush=True)
+            run = timed(task, library, path, threads, options.rounds)
+            ratios = (run.runner / run.python, run.runner / run.loaded)
+            times = [f"{one:.3f}" for one in (run.python, run.loaded, run.runner, *ratios)]
+            errors = [f"{one:.4f}" for one in run.errors]
+            print(line_of([name, str(threads), *times, *beside, *errors, f"  {run.bits}"]), flush=True)
             beside = [""] * len(beside)  # of a process, which has one thread
 
 
-def timed(task: Task, library: ctypes.CDLL, path: Path, threads: int, rounds: int) -> tuple[float, float, str]:
-    """Milliseconds in Python and in the runner, and how the outputs agree."""
+@dataclass(frozen=True)
+class Run:
+    """Milliseconds of the int8 model, of its file loaded in Python and in the runner; the errors of the first and the
+    last against float; and how the runner's outputs agree with the other two."""
+
+    python: float
+    loaded: float
+    runner: float
+    errors: tuple[float, float]
+    bits: str
+
+
+def timed(task: Task, library: ctypes.CDLL, path: Path, threads: int, rounds: int) -> Run:
+    """A run on some threads."""
     torch.set_num_threads(threads)
+    loaded = quant.load(path)
     call, outputs = runner_call(library, path, task.inputs, threads)
     assert call() == 0
-    bits = agreement(outputs, task.model(*task.inputs))
+    wanted, own = tensors_of(task.original(*task.inputs)), tensors_of(task.model(*task.inputs))
+    errors = (error(own, wanted), error(outputs, wanted))
+    bits = f"{agreement(outputs, tensors_of(loaded(*task.inputs)))} loaded, {agreement(outputs, own)} Python"
     clock = time.process_time if threads == 1 else time.perf_counter
-    python, runner = in_turns([lambda: task.model(*task.inputs), call], rounds, clock)
-    return python, runner, bits
+    calls = [lambda: task.model(*task.inputs), lambda: loaded(*task.inputs), call]
+    return Run(*in_turns(calls, rounds, clock), errors, bits)
 
 
-def agreement(outputs: Sequence[Tensor], expected: Any) -> str:
-    """'' where the bits are Python's; else the largest difference over the largest value."""
-    wanted = [leaf for _, leaf in named_leaves(expected)]
+def tensors_of(output: Any) -> list[Tensor]:
+    return [leaf for _, leaf in named_leaves(output)]
+
+
+def error(outputs: Sequence[Tensor], wanted: Sequence[Tensor]) -> float:
+    """Relative, L2, over all outputs together."""
+    one, other = (torch.cat([tensor.flatten() for tensor in every]) for every in (outputs, wanted))
+    return float((one - other).norm() / other.norm())
+
+
+def agreement(outputs: Sequence[Tensor], wanted: Sequence[Tensor]) -> str:
+    """ "=" where the bits are equal; else the largest difference over the largest value."""
     if all(torch.equal(one, other) for one, other in zip(outputs, wanted, strict=True)):
-        return ""
+        return "="
     apart = max(
         float((one - other).abs().max() / other.abs().max()) for one, other in zip(outputs, wanted, strict=True)
     )
-    return f"  {apart:.1e} from Python"
+    return f"{apart:.1e} from"
 
 
 if __name__ == "__main__":

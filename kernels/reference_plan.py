@@ -350,26 +350,29 @@ class _NotFinite(Exception):
     """A value that is to be quantised is NaN or inf."""
 
 
-def _quantize_finite(x: Tensor, scale: float, zero_point: int) -> Tensor:
-    if not bool(torch.isfinite(x).all()):
-        raise _NotFinite
-    return OPS["quantize"](x, scale, zero_point)
-
-
 def _recurrent_finite(h: Tensor | None, c: Tensor | None, **settings: Any) -> States:
     if any(one is not None and not bool(torch.isfinite(one).all()) for one in (h, c)):
         raise _NotFinite
     return rnn_static(h=h, c=c, **settings)
 
 
-FINITE: dict[str, Callable[..., Any]] = {**OPS, "quantize": _quantize_finite, "rnn_static": _recurrent_finite}
-"""The operators that round; they raise where a value is not finite."""
+def _of_finite(table: OpTable) -> dict[str, Callable[..., Any]]:
+    """The operators of a table; those that round raise where a value is not finite."""
+
+    def quantize(x: Tensor, scale: float, zero_point: int) -> Tensor:
+        if not bool(torch.isfinite(x).all()):
+            raise _NotFinite
+        return table["quantize"](x, scale, zero_point)
+
+    return {**table, "quantize": quantize, "rnn_static": _recurrent_finite}
 
 
-def run_plan_of_finite(inputs: Sequence[Tensor], constants: Sequence[Tensor], program: str) -> list[Tensor]:
+def run_plan_of_finite(
+    inputs: Sequence[Tensor], constants: Sequence[Tensor], program: str, *, table: OpTable = OPS
+) -> list[Tensor]:
     """`run_plan`, or an empty list where a value to be quantised is NaN or inf, which no integer represents."""
     try:
-        return run_plan(inputs, constants, program, table=FINITE)
+        return run_plan(inputs, constants, program, table=_of_finite(table))
     except _NotFinite:
         return []
 

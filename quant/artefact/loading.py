@@ -19,9 +19,11 @@ from torch import Tensor, nn
 from quant.artefact.file import CONSTANT, TABLE, ArtefactError, read, writer
 from quant.artefact.load_programs import build
 from quant.artefact.program_document import VERSION
+from quant.artefact.runner_file import read_runner_file
 from quant.copying import copy_model, settled
 from quant.dynamic import stand_in
 from quant.dynamic_decisions import base_type
+from quant.export.planned_model import PlannedModel
 from quant.half_precision import half_of
 from quant.nn.attention import leave_fast_paths
 from quant.nn.base import QuantizedWeight, adopt
@@ -43,16 +45,20 @@ from quant.static.fingerprint import fingerprint
 def load(
     path: str | os.PathLike[str],
     *,
-    model: nn.Module,
+    model: nn.Module | None = None,
     example_inputs: Any = None,
     examples: Sequence[Any] = (),
     backend: str | None = None,
 ) -> nn.Module:
     """Read a quantised model: a copy of the float `model` with the int8 modules of the file in place.
 
+    Without `model`, a file of `save(..., runner=True)` or `quant import` is read as what the torch-free runner runs: a
+    `quant.export.PlannedModel`, one native call with the runner's bits, which needs no code of the model's.
+
     Args:
         path: a file that `save` wrote.
         model: the float model that was quantised, of the same structure; its weights are not read and may be random.
+            None reads the runner's part of the file.
         example_inputs: as for `quant.prepare`, for a static conversion that has to be captured again: the file is of a
             version without programs, a program has no text, or the model's code has changed. Needed only where the
             inputs given to `prepare` have no JSON form, or where the model branches on their values.
@@ -64,6 +70,10 @@ def load(
         ArtefactError: the file is truncated, altered, not from `save`, of a newer version, or does not fit `model`.
         OSError: the file cannot be read.
     """
+    if model is None:
+        if example_inputs is not None or examples:
+            raise TypeError("quant.load: example_inputs and examples go with model, the float model to be captured")
+        return _load_plan(Path(path), backend)
     if not isinstance(model, nn.Module):
         raise TypeError(
             f"quant.load: model is a {type(model).__name__}, expected the float nn.Module that was quantised"
@@ -71,8 +81,8 @@ def load(
     manifest, tensors = read(Path(path))
     if manifest.get("imported"):
         raise ArtefactError(
-            f"{path} is a file that `quant import` wrote: it is a plan and fits no module; run it with `quant run` or "
-            "octet-run, or read the file that it was made of with quant.load_onnx"
+            f"{path} is a file that `quant import` wrote: it is a plan and fits no module; read it by quant.load(path) "
+            "without model, or run it with `quant run` or octet-run"
         )
     kept = {begin: _taken(tensors, begin) for begin in (TABLE, CONSTANT)}
     static: Mapping[str, Any] = manifest.get("static", {})
@@ -94,6 +104,14 @@ def load(
         if isinstance(module, ProgramRunner):
             module.make_ready()
     attach_report(result, Report(tuple(ReportEntry(**entry) for entry in manifest["report"])))
+    return result
+
+
+def _load_plan(path: Path, backend: str | None) -> PlannedModel:
+    """The runner's part of a file as a module."""
+    plan = read_runner_file(path)
+    result = PlannedModel(plan, backend)
+    attach_report(result, read_report(path))
     return result
 
 

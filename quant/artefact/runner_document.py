@@ -48,6 +48,7 @@ def metadata(plan: WholePlan, same: Mapping[str, str], writer: str) -> dict[str,
         "constants": [_constant(same.get(name, name), one) for name, one in named_constants(plan).items()],
         "inputs": [dataclasses.asdict(one) for one in plan.inputs],
         "outputs": [dataclasses.asdict(one) for one in plan.outputs],
+        "returns": json.dumps(plan.returns),  # for Python alone, whose numbers C++ need not read
     }
     text = json.dumps(document)
     return {DOCUMENT: text, f"{DOCUMENT}_crc32": str(zlib.crc32(text.encode()))}

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from quant.artefact.file import CONSTANT, TABLE, ArtefactError, write
 from quant.artefact.save_programs import NoText, write_programs
+from quant.export.planned_model import PlannedModel
 from quant.export.whole_plan import ExportError, WholePlan, whole_plan
 from quant.report import summary
 from quant.runtime.layers.quant_module import QuantModule
@@ -47,6 +48,11 @@ def save(model: nn.Module, path: str | os.PathLike[str], *, runner: bool = False
             values in its state_dict that are not tensors. With `runner`, it is not one native call; the message names
             the steps outside of it, with reasons.
     """
+    if isinstance(model, PlannedModel):
+        raise ArtefactError(
+            "a PlannedModel has no layers that a file could describe: save the model that it was made of with "
+            "runner=True, or copy the file that it was loaded from"
+        )
     modules = int8_modules(model)
     static = _static_models(model)
     if not modules and not static:

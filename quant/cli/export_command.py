@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import dataclasses
 import json
 import time
 from collections.abc import Iterator
@@ -118,8 +117,12 @@ def export(options: argparse.Namespace, rest: list[str]) -> int:
         report = chosen.write(model, out, example, **settings)
     size = out.stat().st_size
     if options.json:
-        said = None if report is None else dataclasses.asdict(report)
-        print(json.dumps({"file": str(out), "format": options.format, "bytes": size, "report": said}, indent=2))
+        said = None if report is None else report.to_dict()
+        print(
+            json.dumps(
+                {"file": str(out), "format": options.format, "bytes": size, "report": said}, indent=2, allow_nan=False
+            )
+        )
         return 0
     if report is not None:
         print(report)
@@ -150,6 +153,7 @@ def run(options: argparse.Namespace, rest: list[str]) -> int:
 
     from quant.artefact.runner_file import read_runner_file
     from quant.cli import files
+    from quant.export import PlannedModel
 
     outs = [files.writable(Path(name), ".npy", "--output") for name in options.output]
     if not Path(options.file).is_file():
@@ -161,19 +165,19 @@ def run(options: argparse.Namespace, rest: list[str]) -> int:
             raise UserError(f"--threads is {options.threads}, expected 1 to {MOST_THREADS}")
         torch.set_num_threads(options.threads)
     try:
-        model = read_runner_file(Path(options.file))
+        model = PlannedModel(read_runner_file(Path(options.file)))
         inputs = [files.read_array(name, "--input") for name in options.input]
-        outputs = model(inputs)
+        outputs = model.run(inputs)
         taken = []
         for _ in range(options.repeat):
             begin = time.perf_counter()
-            model(inputs)
+            model.run(inputs)
             taken.append(1e3 * (time.perf_counter() - begin))
     except (TypeError, ValueError, IndexError, OSError) as error:
         raise UserError(one_line(error)) from error
     if len(outs) > len(outputs):
         raise UserError(f"--output is given {len(outs)} times, the model has {len(outputs)} outputs")
-    _report(model.outputs, outputs, outs, taken, as_json=options.json)
+    _report(model.plan.outputs, outputs, outs, taken, as_json=options.json)
     return 0
 
 

@@ -18,8 +18,8 @@ class Format:
 
     Attributes:
         suffix: of its files; None takes any.
-        write: of a quantised model, a path, example inputs or None, and the settings. It gives a report that is a
-            dataclass, or None, and raises ValueError or TypeError for a model that the format cannot hold.
+        write: of a quantised model, a path, example inputs or None, and the settings. It gives a report with a
+            `to_dict`, or None, and raises ValueError or TypeError for a model that the format cannot hold.
         settings: options of the command that this format alone has.
     """
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import json
 import math
 from pathlib import Path
@@ -49,8 +48,7 @@ def verify(options: argparse.Namespace, rest: list[str]) -> int:
         raise UserError(f"there is no file {options.exported}")
     with quantized_model(options) as (model, example):
         found = verify_onnx(model, Path(options.exported), example, example_inputs=example)
-    said = {**dataclasses.asdict(found), "same_bits": found.same_bits}
-    print(json.dumps(said, indent=2) if options.json else found)
+    print(json.dumps(found.to_dict(), indent=2, allow_nan=False) if options.json else found)
     name, worst = max(found.outputs.items(), key=lambda one: (math.isnan(one[1]), one[1]), default=("", 0.0))
     if options.max_error is not None and not worst <= options.max_error:
         raise UserError(

@@ -6,7 +6,7 @@ import collections
 import importlib
 import operator
 import os
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +30,10 @@ class ExecuTorchReport:
     size: int
     delegates: int
     portable: dict[str, int]
+
+    def to_dict(self) -> dict[str, Any]:
+        """A JSON-ready dictionary."""
+        return asdict(self)
 
     def __str__(self) -> str:
         others = ", ".join(f"{count} {name}" for name, count in self.portable.items()) or "nothing"

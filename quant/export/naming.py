@@ -27,21 +27,32 @@ def named_leaves(output: Any, prefix: str = "", name: str = "") -> Iterator[tupl
         prefix: of the places of a tuple or list that is the whole output.
         name: of `output` itself; empty for the whole.
     """
-
-    def inside(pairs: Iterable[tuple[Any, Any]]) -> Iterator[tuple[str, Any]]:
-        for key, value in pairs:
-            yield from named_leaves(value, prefix, f"{name}.{key}" if name else str(key))
-
     if isinstance(output, Result):
-        yield from named_leaves(output.value, prefix, name)
-    elif isinstance(output, Instance):
-        yield from inside((output.attributes if output.items is None else dict(output.items)).items())
-    elif isinstance(output, Mapping):
-        yield from inside(output.items())
-    elif isinstance(output, (tuple, list)):
-        places = [str(place) if name else f"{prefix}{place}" for place in range(len(output))]
-        yield from inside(zip(getattr(output, "_fields", places), output, strict=True))
-    elif dataclasses.is_dataclass(output) and not isinstance(output, Ref) and not hasattr(output, "path"):
-        yield from inside((item.name, getattr(output, item.name)) for item in dataclasses.fields(output))
+        output = output.value
+    children = children_of(output)
+    if children is not None:
+        for key, value in children:
+            yield from named_leaves(value, prefix, child_name(output, key, prefix, name))
     elif output is not None:
         yield name or "output", output
+
+
+def children_of(output: Any) -> list[tuple[Any, Any]] | None:
+    """What a container or an object holds, each with its key, field or place; None of a leaf."""
+    if isinstance(output, Instance):
+        items = output.attributes if output.items is None else output.items
+        return list(items.items() if isinstance(items, Mapping) else enumerate(items))
+    if isinstance(output, Mapping):
+        return list(output.items())
+    if isinstance(output, (tuple, list)):
+        return list(zip(getattr(output, "_fields", range(len(output))), output, strict=True))
+    if dataclasses.is_dataclass(output) and not isinstance(output, Ref) and not hasattr(output, "path"):
+        return [(item.name, getattr(output, item.name)) for item in dataclasses.fields(output)]
+    return None
+
+
+def child_name(output: Any, key: Any, prefix: str, name: str) -> str:
+    """The name of what a container named `name` holds at `key`; arguments as of `named_leaves`."""
+    if name:
+        return f"{name}.{key}"
+    return f"{prefix}{key}" if isinstance(output, (tuple, list)) and isinstance(key, int) else str(key)

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from quant.export.naming import listed, named_leaves
+from quant.export.output_text import form_of
 from quant.half_precision import OwnOutputs
 from quant.kernels import narrow
 from quant.kernels.reference_plan import HEADER
@@ -34,6 +35,11 @@ from quant.runtime.values import Size, Value
 
 DTYPES = {torch.float32: "float32", torch.uint8: "uint8", torch.bool: "bool", torch.int64: "int64"}
 """The dtypes of inputs and outputs, by their names in files."""
+
+
+def dtype_name(dtype: torch.dtype) -> str:
+    """A dtype without the name of torch."""
+    return str(dtype).removeprefix("torch.")
 
 
 class ExportError(ValueError):
@@ -65,6 +71,7 @@ class WholePlan:
         text: as kernels/reference_plan.py defines it; its inputs and outputs are in the order of those below.
         steps: for each operation of the text, the name of the user's step that it is of.
         constants: the tensors that the text names $0, $1, ...
+        returns: how the outputs stand in what the model returns (`output_text.py`).
     """
 
     text: str
@@ -72,6 +79,7 @@ class WholePlan:
     constants: tuple[Tensor, ...]
     inputs: tuple[PlanValue, ...]
     outputs: tuple[PlanValue, ...]
+    returns: Any
 
 
 def whole_plan(model: nn.Module, example_inputs: Any = None) -> WholePlan:
@@ -102,6 +110,7 @@ def whole_plan(model: nn.Module, example_inputs: Any = None) -> WholePlan:
         tuple(_in_bytes(one.detach().contiguous()) for one in text.constants),
         tuple(_input(index, runner, region) for index in inputs),
         tuple(_value(name, runner.program.values[index]) for name, index in outputs.items()),
+        form_of(runner.program.output),
     )
 
 
@@ -185,7 +194,7 @@ def _check_hooks(model: nn.Module) -> None:
     halves = [hook.half for hook in hooks if isinstance(hook, OwnOutputs)]
     if halves:
         raise ExportError(
-            f"{type(model).__name__} is a model in {str(halves[0]).removeprefix('torch.')}, and plans take and give "
+            f"{type(model).__name__} is a model in {dtype_name(halves[0])}, and plans take and give "
             "float32: convert model.float()"
         )
     if hooks:
@@ -229,7 +238,7 @@ def _outside(schedule: Schedule, program: Program) -> Iterator[str]:
 
     def described(one: Instruction) -> str:
         value = program.values[one.out]
-        kind = "float" if value.dtype is torch.float32 else str(value.dtype).removeprefix("torch.")
+        kind = "float" if value.dtype is None or value.dtype is torch.float32 else dtype_name(value.dtype)
         by_torch = "no tensor" if value.dtype is None else f"computed by torch in {kind}"
         return f"'{one.step or value.name}' ({schedule.reasons.get(one.step or one.kind) or by_torch})"
 

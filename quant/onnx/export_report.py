@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -46,6 +47,13 @@ class Verification:
     def same_bits(self) -> bool:
         """Whether all outputs are the model's, to the bit."""
         return not any(self.outputs.values())
+
+    def to_dict(self) -> dict[str, Any]:
+        """A JSON-ready dictionary. JSON has no NaN and no infinity: such an error is null, and `not_comparable` says
+        why, by the output's name."""
+        finite = {name: error if math.isfinite(error) else None for name, error in self.outputs.items()}
+        reasons = {name: _no_number(error) for name, error in self.outputs.items() if finite[name] is None}
+        return {**asdict(self), "outputs": finite, "not_comparable": reasons, "same_bits": self.same_bits}
 
     def __str__(self) -> str:
         errors = ", ".join(f"{name} {error:.2g}" for name, error in self.outputs.items())
@@ -103,21 +111,30 @@ class ExportReport:
 
     @property
     def floats(self) -> tuple[StepForm, ...]:
-        """The steps that compute in float."""
-        return tuple(one for one in self.steps if not one.integer and not one.moves)
+        """The steps that compute real numbers."""
+        return tuple(one for one in self.steps if _kind(one) == "float")
+
+    @property
+    def share(self) -> str:
+        """How many computing steps the runtime computes in integers, and how many by float nodes that give the model's
+        own integers."""
+        computing = [one for one in self.steps if not one.moves]
+        exact = sum(one.exact for one in computing)
+        said = f"{sum(one.integer for one in computing)} of {len(computing)} computing steps are integers"
+        return f"{said}, {exact} more by exact float nodes" if exact else said
 
     def to_dict(self) -> dict[str, Any]:
         """A JSON-ready dictionary."""
-        return asdict(self)
+        checked = self.verification
+        return {**asdict(self), "verification": None if checked is None else checked.to_dict()}
 
     def __str__(self) -> str:
         rows = [(one.step or "(root)", _kind(one), one.why) for one in self.steps]
         widths = [max([len(row[place]) for row in rows], default=0) for place in range(2)]
         lines = [f"{row[0].ljust(widths[0])}  {row[1].ljust(widths[1])}  {row[2]}" for row in rows]
-        computing = [one for one in self.steps if not one.moves]
         lines.append(
             f"{self.path}: {self.bytes / 1024:.0f} KiB, opset {self.opset}, for {self.runtime} ({self.target}); "
-            f"{len(computing) - len(self.floats)} of {len(computing)} computing steps are integers"
+            f"{self.share}"
         )
         if self.overflowing:
             count = len(self.overflowing)
@@ -138,5 +155,11 @@ class ExportReport:
         return "\n".join(lines)
 
 
+def _no_number(error: float) -> str:
+    if math.isnan(error):
+        return "the file gives NaN where the model gives a number, or the other way round"
+    return "the file's output has another shape or dtype than the model's, or infinities in other places"
+
+
 def _kind(form: StepForm) -> str:
-    return "moves" if form.moves else "integer" if form.integer else "float"
+    return "moves" if form.moves else "integer" if form.integer else "exact" if form.exact else "float"

@@ -58,6 +58,7 @@ class StepForm:
         integer: whether the runtime computes it in integers.
         why: what it is computed by; for a float step the reason.
         moves: whether it only moves values.
+        exact: whether float nodes compute the model's own integers of integers, to the last one.
     """
 
     step: str
@@ -65,6 +66,7 @@ class StepForm:
     integer: bool
     why: str
     moves: bool = False
+    exact: bool = False
 
 
 @dataclass(frozen=True)
@@ -357,9 +359,9 @@ class GraphWriter:
             first = self._sizes_of[first]
         return first
 
-    def tell(self, integer: bool, why: str, kind: str, *, moves: bool = False) -> None:
+    def tell(self, integer: bool, why: str, kind: str, *, moves: bool = False, exact: bool = False) -> None:
         """Say what the step became."""
-        self.forms.append(StepForm(self.step, kind, integer, why, moves))
+        self.forms.append(StepForm(self.step, kind, integer, why, moves, exact))
 
 
 def _attribute(value: Any) -> Any:

@@ -112,7 +112,7 @@ def _sum_of_steps(writer: GraphWriter, step: KernelStep, op: str) -> None:
     in_steps = [writer.read_again(writer.names[register], qparams) for register, qparams in pairs]
     done = _sized(writer, step, writer.node(op, *in_steps), [(pairs[i][0], in_steps[i]) for i in (0, 1)])
     writer.clamped(done, step.out, step["quant_min"], step["quant_max"], in_steps=True)
-    writer.tell(False, f"{op} of integers as floats, which is exact", step.kernel)
+    writer.tell(False, f"{op} of integers by a float node", step.kernel, exact=True)
 
 
 @writes_kernel("mul")
@@ -205,7 +205,7 @@ def _uneven_mean(writer: GraphWriter, step: KernelStep, size: Sequence[int | Non
     scaled = writer.node("Mul", mean, writer.constant(one * step["multiplier"], "multiplier"))
     done = writer.rounded(scaled, (1.0, after[1]))
     writer.names[step.out] = writer.same_sizes(done, writer.names[source], count=2)
-    writer.tell(False, "MatMul with windows of ones, of reals", step.kernel)
+    writer.tell(False, "MatMul of integers with windows of ones, by float nodes", step.kernel, exact=True)
 
 
 @writes_kernel("adaptive_max_pool")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -34,15 +34,18 @@ def resize(writer: GraphWriter, name: str, source: int, out: int, options: Mappi
         factors = [new / old for new, old in zip(after, before, strict=True) if new and old]
     factors = list(factors) if isinstance(factors, (tuple, list)) else [factors] * len(before)
     scales = writer.constant(torch.tensor([1.0, 1.0, *factors], dtype=torch.float32), "scales")
-    aligned = "align_corners" if options.get("align_corners") else "half_pixel"
-    near = mode == "nearest"
-    done = writer.node(
-        "Resize", name, "", scales,
-        mode=RESIZE[mode],
-        coordinate_transformation_mode="asymmetric" if near else aligned,
-        nearest_mode="floor" if near else None,
-    )  # fmt: skip
+    if RESIZE[mode] == "nearest":
+        settings = {"coordinate_transformation_mode": "asymmetric", "nearest_mode": "floor"}
+        done = writer.node("Resize", name, "", scales, mode="nearest", **settings)
+    else:
+        done = _linear(writer, [name, "", scales], options)
     return writer.same_sizes(done, name, count=2)
+
+
+def _linear(writer: GraphWriter, inputs: Sequence[str], options: Mapping[str, Any]) -> str:
+    """A linear Resize, whose corners are aligned where the options say so."""
+    aligned = "align_corners" if options.get("align_corners") else "half_pixel"
+    return writer.node("Resize", *inputs, mode="linear", coordinate_transformation_mode=aligned)
 
 
 def _resized_to(writer: GraphWriter, name: str, options: Mapping[str, Any], dims: int) -> str:
@@ -61,9 +64,7 @@ def _resized_to(writer: GraphWriter, name: str, options: Mapping[str, Any], dims
         for axis, after in enumerate(sizes, 2):
             done = writer.node("Gather", done, _nearest(writer, Dimension(name, axis), after), axis=axis)
     else:
-        aligned = "align_corners" if options.get("align_corners") else "half_pixel"
-        whole = vector(writer, [*kept, *sizes])
-        done = writer.node("Resize", name, "", "", whole, mode="linear", coordinate_transformation_mode=aligned)
+        done = _linear(writer, [name, "", "", vector(writer, [*kept, *sizes])], options)
     for axis, one in enumerate(sizes, 2):
         if isinstance(one, Dimension):
             writer.note_size(done, axis, one)

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from quant.artefact.file import write
 from quant.export.naming import listed
+from quant.export.output_text import form_of_names
 from quant.export.whole_plan import DTYPES, ExportError, PlanValue, WholePlan
 from quant.onnx.file import TensorKind
 from quant.onnx.load import OnnxModule
@@ -62,7 +63,12 @@ def whole_plan_of(module: OnnxModule) -> WholePlan:
         raise ExportError(f"{module.path}: gives an input, or one value twice, as its outputs")
     outputs = tuple(PlanValue(name, "float32", None) for name in module.output_names)
     return WholePlan(
-        stage.text, stage.steps, tuple(module.constants()), tuple(given[one] for one in stage.inputs), outputs
+        stage.text,
+        stage.steps,
+        tuple(module.constants()),
+        tuple(given[one] for one in stage.inputs),
+        outputs,
+        form_of_names(module.output_names),
     )
 
 

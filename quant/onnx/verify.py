@@ -67,9 +67,7 @@ def verified(
         except ImportError:
             raise
         except Exception as error:  # the runtime's own kinds
-            raise ExportError(
-                f"quant.export_onnx: {path} is there, and {writer.runtime.title} does not run it so: {error}"
-            ) from error
+            raise ExportError(f"{path} is there, and {writer.runtime.title} does not run it so: {error}") from error
         overflowing = tuple(dict.fromkeys(writer.overflowing))
         saturating = overflowing if overflowing and _saturates(run, Path(folder)) else ()
     held = held_values(writer.runner, given)
@@ -137,7 +135,7 @@ def _bound(writer: GraphWriter, inputs: Tensor | Sequence[Any] | Mapping[str, An
         placed = () if named else (inputs,) if isinstance(inputs, Tensor) else tuple(inputs)
         values = bound_values(runner.expected, runner.root, placed, named)
     except (CaptureMismatch, TypeError) as error:
-        raise ExportError(f"quant.export_onnx: verify is no call that was captured: {error}") from error
+        raise ExportError(f"the inputs to verify with are no call that was captured: {error}") from error
     return [values[register] for register in writer.program.inputs]
 
 
@@ -165,7 +163,7 @@ def drawn(program: Program, sizes: Mapping[str, int] | None = None) -> list[Tens
 
 def _with_outputs(path: str | PathLike[str], target: Path, names: Sequence[str], *, signed: bool) -> None:
     """The file with further outputs."""
-    onnx = onnx_file.package("quant.export_onnx: reading ONNX files")
+    onnx = onnx_file.package("verifying an ONNX file")
     model = onnx.load(str(path))
     kind = onnx_file.DTYPES[torch.int8 if signed else torch.uint8]
     model.graph.output.extend([onnx.helper.make_tensor_value_info(name, kind, None) for name in names])
@@ -189,7 +187,7 @@ def _in_onnxruntime(
         results.update(
             {name: torch.from_numpy(array) for name, array in zip(names, one.run(names, arrays), strict=True)}
         )
-    onnx = onnx_file.package("quant.export_onnx: reading ONNX files")
+    onnx = onnx_file.package("verifying an ONNX file")
     kinds = collections.Counter(_kinds(onnx, onnx.load(str(optimised)).graph))
     return f"ONNX Runtime {onnxruntime.__version__}", results, dict(kinds)
 
@@ -257,8 +255,7 @@ def _in_openvino(
 
 def _missing(title: str, package: str) -> ImportError:
     return ImportError(
-        f"quant.export_onnx: verify runs the file in {title}, which is not installed: pip install {package}, or export "
-        "without verify"
+        f"verifying the file runs it in {title}, which is not installed: pip install {package}, or do without verifying"
     )
 
 

@@ -208,7 +208,7 @@ def test_bad_input(shell: Cli) -> None:
     assert "ends in '.q8', expected .onnx" in shell.fails(*export, "onnx", "--out", "o.q8")
     assert "has no part for the runner: write it by quant.save(" in shell.fails("run", "model.q8", "--input", "x.npy")
     shell.run(*export, "runner", "--out", "run.q8")
-    assert "the model has 1 inputs, got 0" in shell.fails("run", "run.q8")
+    assert "the model has 1 inputs (input), got 0" in shell.fails("run", "run.q8")
     numpy.save("int.npy", numpy.arange(8))
     assert "input 'input' is int64, expected float32" in shell.fails("run", "run.q8", "--input", "int.npy")
     assert "is no .npy file of numbers" in shell.fails("run", "run.q8", "--input", "model.q8")

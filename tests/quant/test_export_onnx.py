@@ -482,9 +482,11 @@ def test_a_kind_without_a_form_is_refused_by_name() -> None:
 
 
 def test_a_call_to_verify_with_that_was_not_captured(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"verify is no call that was captured: .* was torch\.float32"):
+    with pytest.raises(
+        ValueError, match=r"the inputs to verify with are no call that was captured: .* was torch\.float32"
+    ):
         exported(converted("relu"), tmp_path, {"x": images()[0].double()})
-    with pytest.raises(ValueError, match=r"verify is no call that was captured: 'int' object"):
+    with pytest.raises(ValueError, match=r"the inputs to verify with are no call that was captured: 'int' object"):
         exported(converted("relu"), tmp_path, 3)
 
 

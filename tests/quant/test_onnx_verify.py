@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import json
+import math
 from collections.abc import Callable
 from pathlib import Path
 
@@ -12,6 +14,7 @@ from torch import Tensor, nn
 
 import quant
 from quant.onnx import verify_onnx
+from quant.onnx.export_report import Verification
 
 pytestmark = pytest.mark.usefixtures("seeded_on_one_thread")
 
@@ -46,6 +49,49 @@ def test_the_model_that_was_exported(tmp_path: Path) -> None:
     found = verify_onnx(q, path, torch.randn(3, 5, 8))
     assert max(found.outputs.values()) < 1e-4
     assert found.steps
+
+
+def test_inputs_that_the_model_does_not_take(tmp_path: Path) -> None:
+    q = converted(Reader())
+    path = written(q, tmp_path)
+    with pytest.raises(ValueError, match=r"^the inputs to verify with are no call that was captured"):
+        verify_onnx(q, path, torch.zeros(3, 5, 8, dtype=torch.int64))
+    with pytest.raises(ValueError, match=r"model\.onnx is there, and ONNX Runtime does not run it so"):
+        verify_onnx(q, path, torch.randn(3, 5, 8, 2))
+
+
+@pytest.mark.parametrize(
+    ("error", "reason"), [(math.nan, "the file gives NaN"), (math.inf, "another shape or dtype than the model's")]
+)
+def test_an_error_that_is_no_number_is_null_in_json(error: float, reason: str) -> None:
+    found = Verification("ONNX Runtime 1", {"y": error, "z": 0.25}, (), {})
+    said = json.loads(json.dumps(found.to_dict(), allow_nan=False))
+    assert said["outputs"] == {"y": None, "z": 0.25}
+    assert list(said["not_comparable"]) == ["y"]
+    assert reason in said["not_comparable"]["y"]
+    assert said["same_bits"] is False
+
+
+def test_sums_by_float_nodes_are_counted_apart(tmp_path: Path) -> None:
+    pytest.importorskip("onnx", reason="onnx is not installed")
+
+    class Residual(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.second = nn.Linear(8, 8), nn.Linear(8, 8)
+
+        def forward(self, x: Tensor) -> Tensor:
+            y = torch.relu(self.first(x))
+            return self.second(y + torch.relu(self.first(y)))
+
+    q = quant.quantize_static(Residual().eval(), [torch.randn(4, 8)], progress=False)
+    report = quant.export_onnx(q, tmp_path / "model.onnx", target="avx2")
+    assert [one.kind for one in report.steps if one.exact] == ["add"]
+    assert report.floats == ()
+    assert report.share == "3 of 4 computing steps are integers, 1 more by exact float nodes"
+    assert report.share in str(report)
+    fast = quant.export_onnx(q, tmp_path / "fast.onnx", target="avx2", sums="fast")
+    assert fast.share == "4 of 4 computing steps are integers"
 
 
 def test_a_dynamic_model_that_was_exported(tmp_path: Path) -> None:

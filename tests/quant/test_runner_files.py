@@ -18,6 +18,7 @@ from quant.kernels import build
 import quant
 from quant.artefact.runner_document import DOCUMENT, VERSION
 from quant.artefact.runner_file import read_runner_file
+from quant.export import PlannedModel
 
 from .fuzz_runner import fuzz
 from .runner_models import converted, image, needs_kernels, octet_run
@@ -159,7 +160,7 @@ def test_a_bad_file_in_python(saved: bytes, tmp_path: Path, change: Callable[[by
     path = tmp_path / "bad.q8"
     path.write_bytes(change(saved))
     with pytest.raises(ValueError) as raised:  # an ArtefactError, or the plan's own when it is run
-        read_runner_file(path)([image(1, 3, 32, 32)], "native")
+        PlannedModel(read_runner_file(path), "native")(image(1, 3, 32, 32))
     said = str(raised.value)
     assert message.removeprefix("it ") in said or f"{path} is no safetensors file, or it was cut: " in said
 
@@ -200,10 +201,10 @@ def test_a_bad_input(saved: bytes, runner: Path, tmp_path: Path, x: torch.Tensor
 @needs_kernels
 @pytest.mark.parametrize(("x", "messages"), BAD_INPUTS.values(), ids=list(BAD_INPUTS))
 def test_a_bad_input_in_python(saved: bytes, tmp_path: Path, x: torch.Tensor, messages: list[str]) -> None:
-    """The same words of the same file, for `quant run`."""
+    """The same words of the same file."""
     (tmp_path / "model.q8").write_bytes(saved)
     with pytest.raises((TypeError, ValueError)) as raised:
-        read_runner_file(tmp_path / "model.q8")([x], "native")
+        quant.load(tmp_path / "model.q8", backend="native")(x)
     for message in messages:
         assert message in str(raised.value)
 

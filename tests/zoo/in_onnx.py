@@ -9,7 +9,7 @@ from __future__ import annotations
 import copy
 import math
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +34,7 @@ CLOSE = 1e-3
 
 def verdict(entry: Entry, model: nn.Module, q: nn.Module, batches: Sequence[Batch]) -> dict[str, Any]:
     """What becomes of a converted model: the row's verdict, with `apart`, the largest error against the model, and
-    `integer`, its share of computing steps that are integers; or how it was refused."""
+    `integer`, how many computing steps are integers; or how it was refused."""
     import onnxruntime
 
     with tempfile.TemporaryDirectory() as name:
@@ -46,10 +46,13 @@ def verdict(entry: Entry, model: nn.Module, q: nn.Module, batches: Sequence[Batc
         options = onnxruntime.SessionOptions()
         options.log_severity_level, options.intra_op_num_threads = 3, 1
         session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
-        computing = [one for one in report.steps if not one.moves]
-        row = {"apart": 0.0, "integer": f"{len(computing) - len(report.floats)}/{len(computing)}", "verdict": "ok"}
+        row = {"apart": 0.0, "integer": report.share, "verdict": "ok"}
+        held = ""
         for batch in batches:
             fed, ours = call_of(entry, q, batch)
+            if other := other_size(q, fed):
+                held = f"; {other}"
+                continue
             results = session.run(None, {name: tensor.numpy() for name, tensor in fed.items()})
             # In their order: a name that an input has, too, is another in the file.
             theirs = dict(zip(_outputs_of_the_file(q), results, strict=True))
@@ -59,7 +62,21 @@ def verdict(entry: Entry, model: nn.Module, q: nn.Module, batches: Sequence[Batc
                 row["apart"] = max(float(row["apart"]), apart)
                 if problem:
                     return {**row, "verdict": f"wrong: {output}: {problem}"}
-        return {**row, "reason": "the model's bits" if not row["apart"] else f"{row['apart']:.1g} from the model"}
+        said = "the model's bits" if not row["apart"] else f"{row['apart']:.1g} from the model"
+        return {**row, "reason": said + held}
+
+
+def other_size(q: nn.Module, fed: Mapping[str, Tensor]) -> str:
+    """How a call differs in a size that decides the model's forward, so that its program, and so the file, holds that
+    size alone; '' where it does not."""
+    runner = runner_of(q)
+    assert runner.expected is not None
+    for register in runner.program.inputs:
+        name, shape = runner.expected.inputs[register].name, runner.program.values[register].shape
+        for axis, (size, own) in enumerate(zip(shape or (), fed[name].shape, strict=False)):
+            if isinstance(size, int) and size != own:
+                return f"its forward decides by size {axis} of '{name}', {size} for the file and {own} in a call"
+    return ""
 
 
 def difference(theirs: Tensor, ours: Tensor, wanted: Tensor | None) -> tuple[str, float]:

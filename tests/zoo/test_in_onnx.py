@@ -46,6 +46,13 @@ def test_a_refusal_names_the_step() -> None:
     assert str(found["reason"]).startswith("refused quant.export_onnx: layer ")
 
 
+@pytest.mark.filterwarnings("ignore::quant.runtime.uncaptured.UncapturedCall")
+def test_a_size_that_the_forward_decides_by_is_the_files_alone() -> None:
+    found = row(lambda x: x * 2 if x.shape[0] == 4 else x)
+    assert found["verdict"] == "ok"
+    assert "its forward decides by size 0 of 'x', 4 for the file and 3 in a call" in str(found["reason"])
+
+
 def test_what_is_wrong_with_an_output() -> None:
     wanted = torch.randn(50, generator=torch.Generator().manual_seed(0))
     ours = wanted + 0.01 * torch.ones(50)
