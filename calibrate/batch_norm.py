@@ -2,13 +2,13 @@
 
 Training for int8 leaves running averages that lag behind: of weights that went to and fro between two integers (Nagel
 et al. 2022, arXiv:2203.11086, section 5.1), of a model that is the average of others, or of norms that were frozen
-early. Here the statistics are those of all batches together: per channel, with m_i and v_i the mean and variance of
-batch i, and n_i its samples,
+early. Here the statistics are those of all calls together: per channel, with m_i and v_i the mean and variance of call
+i of the norm, and n_i its rows (of a batch that calls it once, the batch's samples),
 
     mean = sum_i n_i m_i / sum_i n_i,    variance = sum_i n_i (v_i + m_i**2) / sum_i n_i - mean**2
 
-Of a norm that one batch calls several times, m_i and v_i are the means over these calls, as in training: how far the
-means of the calls lie apart is no part of the variance.
+A norm that one batch calls several times normalises all these calls by one mean and variance, so those are of the
+mixture. Training's running averages leave out how far the means of the calls lie apart.
 """
 
 from __future__ import annotations
@@ -90,8 +90,9 @@ def reestimate_batch_norm(
 
     Raises:
         ValueError: no batch norm with running statistics; `batches` is empty or reaches none of them; a statistic is
-            not finite, with the norm's name; or the model is from `quant.prepare`, where batch norms are those of the
-            float model. The model is then as it was.
+            not finite, with the norm's name; one batch uses a norm several times other than by calling the module; or
+            the model is from `quant.prepare`, where batch norms are those of the float model. The model is then as it
+            was.
         CalibrationError: the model failed on a batch, which the message describes. The model is then as it was.
     """
     began = time.perf_counter()
@@ -105,7 +106,7 @@ def reestimate_batch_norm(
     batches_taken = samples = 0
     bar = progress_of("batch norms", unit="batch", total=total_of(batches, limit), shown=progress)
     try:
-        with bar, evaluating(model), _by_batch(model, norms.values()):
+        with bar, evaluating(model), _by_batch(model, norms.values()), _noting_calls(norms, sums):
             for index, batch in enumerate(itertools.islice(batches, limit)):
                 for norm in norms.values():
                     norm.reset_running_stats()
@@ -115,7 +116,7 @@ def reestimate_batch_norm(
                     what = f"{WHO}: batch {index}, {describe(batch)}: {type(error).__name__}: {error}"
                     raise CalibrationError(what) from error
                 for name, norm in norms.items():
-                    sums[name].add(norm, count_samples(batch))
+                    sums[name].add_uncalled(name, norm, count_samples(batch))
                 batches_taken, samples = batches_taken + 1, samples + count_samples(batch)
                 bar.update()
         new = {name: one.statistics() for name, one in sums.items() if one.samples}
@@ -130,17 +131,31 @@ def reestimate_batch_norm(
 
 
 class _Sums:
-    """Of a norm's statistics, over batches."""
+    """Of a norm's statistics, over calls."""
 
     def __init__(self) -> None:
         self.samples = 0
         self.mean: Any = 0.0
         self.square: Any = 0.0
 
+    def add_uncalled(self, name: str, norm: Any, samples: int) -> None:
+        """Add what the norm's buffers say of a batch that used it without calling the module, as where it is folded.
+
+        Raises:
+            ValueError: it was used several times, so that the buffers hold means of several calls' statistics.
+        """
+        uses = int(norm.num_batches_tracked)
+        if uses > 1:
+            raise ValueError(
+                f"{WHO}: '{name}' is used {uses} times in a batch, in other ways than by calling the module, so that "
+                "its statistics are not those of all values together; call the norm itself in forward, or give each "
+                "place a norm of its own"
+            )
+        if uses:
+            self.add(norm, samples)
+
     def add(self, norm: Any, samples: int) -> None:
-        """Add what the norm's buffers say of one batch, if it was called."""
-        if not int(norm.num_batches_tracked):
-            return
+        """Add what the norm's buffers say of one call."""
         mean, variance = norm.running_mean.double(), norm.running_var.double()
         self.samples += samples
         self.mean = self.mean + samples * mean
@@ -180,8 +195,25 @@ def _norms(model: nn.Module) -> dict[str, Any]:
 
 
 @contextlib.contextmanager
+def _noting_calls(norms: dict[str, Any], sums: dict[str, _Sums]) -> Iterator[None]:
+    """Add the statistics of each call of a norm by itself, of which its buffers then know nothing."""
+
+    def noting(of: _Sums) -> Any:
+        def note(norm: Any, args: tuple[Any, ...], output: Tensor) -> None:
+            of.add(norm, len(output))
+            norm.reset_running_stats()
+
+        return note
+
+    with contextlib.ExitStack() as hooks:
+        for name, norm in norms.items():
+            hooks.callback(norm.register_forward_hook(noting(sums[name])).remove)
+        yield
+
+
+@contextlib.contextmanager
 def _by_batch(model: nn.Module, norms: Iterable[Any]) -> Iterator[None]:
-    """Let norms alone be in training mode, with buffers that hold the mean over the calls of a batch."""
+    """Let norms alone be in training mode, with buffers that hold the mean over the uses since they were reset."""
     every = list(norms)
     momenta = [norm.momentum for norm in every]
     frozen = [one for one in model.modules() if FROZEN in one._buffers and isinstance(one, _Freezes)]

@@ -19,8 +19,8 @@ from quant.kernels.tables import TABLE_BITS
 from quant.nn import QuantModule
 from quant.nn.base import check_groups
 from quant.nn.registry import inputs_of, maker, supported
-from quant.observers import PER_CALL
-from quant.recipe import NO_RULE, STATIC_SETTINGS, QConfig, Recipe, RecipeError, Rule
+from quant.observers import LEARNED, OBSERVERS, PER_CALL
+from quant.recipe import NO_RULE, RANGES_OF_DATA, QConfig, Recipe, RecipeError, Rule
 from quant.recurrent_layers import is_recurrent_layer, parameter_names
 from quant.report import own_bytes
 from quant.runtime.layers.quant_module import HALVES
@@ -221,10 +221,29 @@ def check_settings(decisions: list[Decision], recipe: Recipe) -> None:
             except RecipeError as error:
                 raise RecipeError(f"{decision.where}: {error}") from None
         for setting, value in decision.qconfig.changed().items():
-            if setting in STATIC_SETTINGS and value != PER_CALL:
+            if setting in RANGES_OF_DATA and value != PER_CALL:
                 raise RecipeError(
                     f"{decision.where}: dynamic quantisation has no {setting}, {asked} asks for {value!r}"
                 )
+        if decision.qconfig.clips_weights:
+            _check_weight_observer(decision, asked)
+
+
+def _check_weight_observer(decision: Decision, asked: str) -> None:
+    """Raise RecipeError where a layer's weight cannot have another range than that of its values."""
+    assert decision.qconfig is not None
+    kind = decision.qconfig.weight_observer
+    asks = f"{decision.where}: {asked} asks for weight_observer {kind!r}"
+    if kind in LEARNED:
+        raise RecipeError(
+            f"{asks}, which is learned in training (quant.prepare_qat); dynamic layers take {', '.join(OBSERVERS)}"
+        )
+    if isinstance(decision.module, TABLES):
+        raise RecipeError(f"{asks}, and rows of tables have the range of their values; leave it out for this layer")
+    if decision.qconfig.group_size is not None:
+        raise RecipeError(
+            f"{asks}, and groups of inputs have the range of their values; leave weight_observer or group_size out"
+        )
 
 
 def check_tensor(what: str, tensor: Tensor) -> None:

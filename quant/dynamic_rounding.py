@@ -26,8 +26,8 @@ from quant.calibrate.driver import Forward, evaluating
 from quant.dynamic_decisions import Decision
 from quant.kernels import QScheme, narrow, weight_scheme
 from quant.kernels.progress import progress_of
-from quant.kernels.scheme import weight_scale
 from quant.nn import Linear
+from quant.nn.base import chosen_scale
 from quant.nn.linear import Conv1D
 from quant.nn.recurrent import Direction, RecurrentCell, RecurrentSequence
 from quant.recipe import QConfig
@@ -283,8 +283,8 @@ def _rounded(one: _Part, seen: _Seen, method: str) -> tuple[QWeight, list[float]
     damped = hessian + torch.eye(len(hessian)) * (DAMPING * hessian.diagonal().mean()).clamp(min=1e-12)
     if qconfig.group_size is not None:
         return _in_groups(one, rows, damped, qconfig, method)
-    scale = weight_scale(rows if qconfig.per_channel else rows.reshape(1, -1), bits=bits).expand(len(rows)).contiguous()
-    if bits <= FEW_BITS:
+    scale = chosen_scale(rows, qconfig)
+    if bits <= FEW_BITS and not qconfig.clips_weights:
         scale = scale_by_output(rows, hessian, bits=bits, per_row=qconfig.per_channel)
     choice = choose_integers(method, rows, scale, damped, bits=bits)
     q_weight = choice.q.to(torch.int8).contiguous()

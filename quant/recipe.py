@@ -39,7 +39,10 @@ NO_RULE = -1
 STATIC_SETTINGS = (
     "weight_observer", "weight_options", "activation_observer", "activation_options", "activation_symmetric",
 )  # fmt: skip
-"""Fields of a QConfig that layers with static ranges use, and dynamic ones do not have."""
+"""Fields of a QConfig that layers with static ranges use; layers of a static model that become dynamic do not."""
+
+RANGES_OF_DATA = ("activation_observer", "activation_options", "activation_symmetric")
+"""Fields of a QConfig that only calibration or training has data for."""
 
 DYNAMIC_SETTINGS = {
     "per_row": "has static ranges, which are one per tensor",
@@ -100,8 +103,9 @@ class QConfig:
         weight_symmetric: False gives each group a zero point too, so that its integers span the group's minimum to its
             maximum.
         per_channel: a weight scale per output channel (per gate row in recurrent layers), or one per tensor.
-        weight_observer: how the weight's range is chosen, a name in `quant.observers`. Training also learns it: "lsq",
-            "lsq+", "pact".
+        weight_observer: how the weight's range is chosen, a name in `quant.observers`: "mse" clips where that makes the
+            weight's error smaller. Training also learns it: "lsq", "lsq+", "pact". Tables, groups of inputs, and layers
+            of a static model that become dynamic have the range of their values.
         weight_options: of that observer, by name, as in {"percentile": 99.9}.
         activation_bits: of the layer's input: 8; 16 multiplies a high and a low byte in two passes, for inputs whose
             range 8 bits cannot hold (linear layers, in static quantisation convolutions too); "auto" takes 8, and 16

@@ -13,7 +13,7 @@ from quant.fusion.float_values import gives_reals, wanted_as_reals
 from quant.fusion.fused_graph import RULES, FusedGraph
 from quant.fusion.infinite_values import layers_of_infinities
 from quant.fusion.joined_steps import drop_identities, find_identities, fold_into_layers, join_lookups, read_ranks_early
-from quant.fusion.recognised_steps import join_output_sequences, recognise_steps
+from quant.fusion.recognised_steps import Calls, join_output_sequences, recognise_steps
 from quant.fusion.slots import share_ranges
 from quant.graph import Graph
 from quant.ops.operator import Weighted
@@ -22,7 +22,12 @@ from quant.recipe import Recipe
 
 
 def fuse(
-    graph: Graph, root: nn.Module, recipe: Recipe, floats: Mapping[str, str] | None = None, rules: int = RULES
+    graph: Graph,
+    root: nn.Module,
+    recipe: Recipe,
+    floats: Mapping[str, str] | None = None,
+    rules: int = RULES,
+    calls: Calls | None = None,
 ) -> FusedGraph:
     """Read a captured graph as steps.
 
@@ -32,9 +37,10 @@ def fuse(
         floats: what stays float whatever the recipe says, and why: layers by their names within root, other steps by
             the step's name.
         rules: version of the rules to fuse by (`RULES`).
+        calls: what `recognised_calls` says of the graph, where it is fused by several recipes.
     """
     floats = {**(floats or {}), **(layers_of_infinities(graph, root) if rules > 4 else {})}
-    steps = join_output_sequences(recognise_steps(graph, root, recipe, floats, rules), graph)
+    steps = join_output_sequences(recognise_steps(graph, root, recipe, floats, rules, calls), graph)
     read_ranks_early(steps, graph)
     users = graph.users()
     if rules > 3:
@@ -55,9 +61,11 @@ def fuse(
     return fused
 
 
-def fuse_again(fused: FusedGraph, root: nn.Module, recipe: Recipe, floats: Mapping[str, str]) -> FusedGraph:
-    """Fuse the same graph by the same rules, with more layers in float."""
-    again = fuse(fused.graph, root, recipe, {**fused.floats, **floats}, fused.rules)
+def fuse_again(
+    fused: FusedGraph, root: nn.Module, recipe: Recipe, floats: Mapping[str, str], calls: Calls | None = None
+) -> FusedGraph:
+    """Fuse the same graph by the same rules, with more layers in float; `calls` as of `fuse`."""
+    again = fuse(fused.graph, root, recipe, {**fused.floats, **floats}, fused.rules, calls)
     again.shared = fused.shared
     return again
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Mapping
+from typing import TypeAlias
 
 from torch import nn
 
@@ -27,16 +28,45 @@ class PerCall(StaysFloat):
     """A layer of which the recipe asks for ranges of each call."""
 
 
-def recognise_steps(graph: Graph, root: nn.Module, recipe: Recipe, floats: Mapping[str, str], rules: int) -> list[Step]:
+Calls: TypeAlias = dict[int, Recognised | str]
+"""By node, its operator as the graph alone decides it, or the reason that it stays float."""
+
+
+def recognised_calls(graph: Graph, root: nn.Module) -> Calls:
+    """What each computation of a graph is, whatever a recipe says."""
+    calls: Calls = {}
+    for node in graph.nodes:
+        if _computes(node):
+            try:
+                calls[node.index] = recognise(node, graph, root)
+            except StaysFloat as reason:
+                calls[node.index] = str(reason)
+    return calls
+
+
+def _computes(node: Node) -> bool:
+    return node.kind not in (Kind.INPUT, Kind.GUARD) and not reads_only_shape(node)
+
+
+def recognise_steps(
+    graph: Graph,
+    root: nn.Module,
+    recipe: Recipe,
+    floats: Mapping[str, str],
+    rules: int,
+    calls: Calls | None = None,
+) -> list[Step]:
     """One step per node; arguments as of `fuse`."""
+    calls = recognised_calls(graph, root) if calls is None else calls
     steps = []
     for node in graph.nodes:
-        if node.kind in (Kind.INPUT, Kind.GUARD) or reads_only_shape(node):
+        if not _computes(node):
             steps.append(Step(ShapeOnly(), (node.index,), name=node.label))
             continue
-        has_form = False
+        has_form, known = False, calls[node.index]
         try:
-            known = recognise(node, graph, root)
+            if isinstance(known, str):
+                raise StaysFloat(known)
             if not known.operator.anchor and node.label in floats:
                 raise StaysFloat(floats[node.label])  # as without a kernel: sums that it reads stay float too
             has_form = True

@@ -5,7 +5,7 @@ module class that are strings.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 import torch
@@ -13,8 +13,9 @@ from torch import Tensor, nn
 
 from quant.kernels import narrow
 from quant.kernels.row_slices import row_slices
-from quant.kernels.scheme import quantize_weight
+from quant.kernels.scheme import QParams, weight_scale, weight_scheme
 from quant.nn.inherited import inherit_methods
+from quant.observers import make_observer
 from quant.recipe import QConfig, RecipeError
 from quant.runtime.layers.quant_module import HALVES, QuantModule
 
@@ -117,7 +118,8 @@ class QuantizedWeight:
         """
         weight = weight.detach().to(torch.float32)
         columns = column_norms(weight)
-        first, scale = _quantize(weight / columns, qconfig)
+        # The second term holds half a step at most, which a weight beyond a clipped range would exceed.
+        first, scale = _quantize(weight / columns, replace(qconfig, weight_observer="minmax", weight_options={}))
         left = weight / columns - first.to(torch.float32) * scale.unsqueeze(1)
         second = torch.round(left / (scale / RESIDUAL_STEPS).unsqueeze(1)).clamp(-127, 127).to(torch.int8)
         both = torch.cat([columns, columns / RESIDUAL_STEPS])
@@ -140,21 +142,48 @@ def _quantize(weight: Tensor, qconfig: QConfig) -> tuple[Tensor, Tensor]:
         check_groups(weight.shape[1], qconfig)
         return narrow.quantize(weight, bits, qconfig.group_size, symmetric=qconfig.weight_symmetric)
     narrow_bits = narrow.fits(weight.shape[1], bits)
-    if not qconfig.per_channel:
-        q_flat, scale = quantize_weight(weight.reshape(1, -1), bits=bits)
-        q_weight, scale = q_flat.reshape(weight.shape), scale.expand(weight.shape[0]).contiguous()
-        return (narrow.pack(q_weight + 2 ** (bits - 1), bits) if narrow_bits else q_weight), scale
-    return narrow.quantize(weight, bits) if narrow_bits else _bytes(weight, bits)
+    if narrow_bits and qconfig.per_channel and not qconfig.clips_weights:
+        return narrow.quantize(weight, bits)
+    q_weight, scale = _bytes(weight, qconfig) if qconfig.per_channel else quantized_rows(weight, qconfig)
+    return (narrow.pack(q_weight + 2 ** (bits - 1), bits) if narrow_bits else q_weight), scale
 
 
-def _bytes(weight: Tensor, bits: int) -> tuple[Tensor, Tensor]:
+def _bytes(weight: Tensor, qconfig: QConfig) -> tuple[Tensor, Tensor]:
     """A weight (N, K) with a scale per row, some rows at a time: int8 (N, K) and float32 (N,)."""
     q_weight = torch.empty(weight.shape, dtype=torch.int8, device=weight.device)
     scale = torch.empty(weight.shape[0], device=weight.device)
     for first, rows in row_slices(weight):
         last = first + len(rows)
-        q_weight[first:last], scale[first:last] = quantize_weight(rows, bits=bits)
+        q_weight[first:last], scale[first:last] = quantized_rows(rows, qconfig)
     return q_weight, scale
+
+
+def quantized_rows(rows: Tensor, qconfig: QConfig) -> tuple[Tensor, Tensor]:
+    """int8 of the shape of float `rows` (out, ...), and the scale, float32 (out,)."""
+    rows = rows.detach().to(torch.float32)
+    scale = chosen_scale(rows, qconfig)
+    zeros = torch.zeros_like(scale, dtype=torch.int32)
+    return QParams(scale, zeros, weight_scheme(qconfig.weight_bits)).quantize(rows).contiguous(), scale
+
+
+def chosen_scale(rows: Tensor, qconfig: QConfig) -> Tensor:
+    """The scale of each row of float32 `rows` (out, ...), float32 (out,), by the settings' observer of weights.
+
+    Not finite of a row that holds NaN or inf.
+    """
+    if not qconfig.per_channel:
+        return _scale_of_each(rows.reshape(1, -1), qconfig).expand(rows.shape[0]).clone()
+    return _scale_of_each(rows, qconfig)
+
+
+def _scale_of_each(rows: Tensor, qconfig: QConfig) -> Tensor:
+    if not qconfig.clips_weights or not rows.numel():
+        return weight_scale(rows, bits=qconfig.weight_bits)
+    observer = make_observer(qconfig.weight_observer, weight_scheme(qconfig.weight_bits), **qconfig.weight_options)
+    observer(rows)
+    if int(observer.nan_count) or int(observer.inf_count):
+        return rows.new_full((rows.shape[0],), torch.nan)
+    return observer.qparams().scale
 
 
 def check_groups(columns: int, qconfig: QConfig) -> None:

@@ -14,13 +14,13 @@ import torch
 from torch import Tensor, nn
 
 from quant.fusion.fuse import fuse_again
+from quant.fusion.recognised_steps import recognised_calls
 from quant.graph import Kind, Node, arguments_of, evaluate
 from quant.ops.operator import Weighted
 from quant.ops.step import Step
 from quant.recipe import Recipe
 from quant.runtime.arguments import copied
 from quant.runtime.binding import bound_values
-from quant.runtime.layers.weighted import QWeight
 from quant.runtime.names import attribute, full_name
 from quant.runtime.outputs import finished
 from quant.runtime.programs import RESERVED
@@ -28,6 +28,7 @@ from quant.runtime.trees import leaves, map_leaves
 from quant.static.dynamic_fallback import without_runner
 from quant.static.prepared import Prepared
 from quant.static.runner import GraphRunner, output_of, rounding, runners
+from quant.static.step_simulation import RoundedLayer
 from quant.variants import module_name
 
 Values = dict[int, Any]
@@ -89,7 +90,8 @@ class Sweep:
         runner.known = {}  # calibration is over: a range is chosen once
         self._own = {step.nodes: step for step in runner.fused.steps if step.integer}
         self._rounding = {value: rounding(runner.qparams(slot)) for value, slot in runner.fused.slot_of.items()}
-        self._weights: dict[tuple[int, ...], QWeight | None] = {}
+        self._layers: dict[tuple[int, ...], RoundedLayer | None] = {}
+        self._calls = recognised_calls(self.graph, without_runner(self.root))
         self._in_place: set[int] = set()
         self.floats, self.integers = self.form(Recipe(default=None)), self.form(recipe)
 
@@ -99,7 +101,7 @@ class Sweep:
         Raises:
             OtherSteps: the model that it makes has steps of integers that the calibrated one has not.
         """
-        fused = fuse_again(self.runner.fused, without_runner(self.root), recipe, self.kept_float)
+        fused = fuse_again(self.runner.fused, without_runner(self.root), recipe, self.kept_float, self._calls)
         steps = {}
         for step in fused.steps:
             if self.graph.nodes[step.output].kind is not Kind.INPUT:
@@ -196,18 +198,16 @@ class Sweep:
         def seen(index: int) -> Any:
             return read[index] if index in read else value(index)
 
-        result = self.runner.simulated(step, seen, weight=self._weight(step))
+        result = self.runner.simulated(step, seen, layer=self._layer(step))
         if one.emits:
             result[step.output] = map_leaves(self._rounding[step.output], result[step.output])
         return result
 
-    def _weight(self, step: Step) -> QWeight | None:
-        """The int8 weight of a weighted step, which is the same in all forms; None of other steps."""
-        if step.nodes not in self._weights:
-            self._weights[step.nodes] = (
-                self.runner.rounded_weight(step) if isinstance(step.operator, Weighted) else None
-            )
-        return self._weights[step.nodes]
+    def _layer(self, step: Step) -> RoundedLayer | None:
+        """The rounded weight and bias of a weighted step, which are the same in all forms; None of other steps."""
+        if step.nodes not in self._layers:
+            self._layers[step.nodes] = self.runner.rounded_layer(step) if isinstance(step.operator, Weighted) else None
+        return self._layers[step.nodes]
 
     def _in_float(self, step: Step, value: Callable[[int], Any]) -> Values:
         own: Values = {}

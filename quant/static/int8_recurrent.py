@@ -10,12 +10,13 @@ import torch
 from torch import Tensor, nn
 
 from quant.kernels import QParams, narrow
+from quant.nn.base import quantized_rows
 from quant.ops.recurrent import product_range, state_range
 from quant.recipe import QConfig
 from quant.recurrent_layers import Tensors, directions_of, is_cell, kind_of, sizes_of, tensors_of
 from quant.runtime.layers.recurrent import RecurrentRanges, StaticCell, StaticRecurrent
 from quant.runtime.layers.recurrent_module import Int8Tensors
-from quant.static.weights import dequantized_rows, quantized_rows
+from quant.static.weights import dequantized_rows
 
 
 def static_recurrent(

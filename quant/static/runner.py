@@ -18,6 +18,7 @@ from quant.fusion.fused_graph import FusedGraph
 from quant.graph import Graph, Kind, Span, evaluate, expected_call
 from quant.kernels import QParams, two_bytes
 from quant.observers import NoDataSeen
+from quant.observers.fake_quantize import fake_quantize
 from quant.ops.step import Step, is_recurrent
 from quant.runtime import nonfinite
 from quant.runtime.arguments import bind
@@ -36,7 +37,7 @@ from quant.runtime.write_rollback import undone_at_mismatch
 from quant.static import weights
 from quant.static.observation import Observation
 from quant.static.ranges import Ranges
-from quant.static.step_simulation import simulated, simulated_recurrent
+from quant.static.step_simulation import RoundedLayer, rounded_layer, simulated, simulated_recurrent
 
 
 class Extend(Protocol):
@@ -170,11 +171,11 @@ class GraphRunner(Ranges, Programs):
         self._observation.run(values)
         return output_of(self.graph, values)
 
-    def rounded_weight(self, step: Step) -> QWeight:
-        """The int8 weight of a weighted step."""
-        known = self.known_of_weight(step)
+    def rounded_layer(self, step: Step) -> RoundedLayer:
+        """The weight and the bias of a weighted step as its integers stand for them."""
+        known, (scale, smallest) = self.known_of_weight(step), self.input_scales(step)  # type: ignore[misc]
         given: QWeight | None = known.pop("given")
-        return given or weights.quantized(step, self.graph, self.root, self.input_scales(step)[-1], **known)  # type: ignore[misc]
+        return rounded_layer(step, given or weights.quantized(step, self.graph, self.root, smallest, **known), scale)
 
     def simulated(
         self,
@@ -182,18 +183,20 @@ class GraphRunner(Ranges, Programs):
         value: Callable[[int], Any],
         state: Callable[[int], Any] | None = None,
         *,
-        weight: QWeight | None = None,
+        layer: RoundedLayer | None = None,
     ) -> dict[int, Any]:
         """A step's simulated values before rounding to their range, by node.
 
         Args:
             value: as in `step_simulation.simulated`.
             state: the same for the state of a recurrent step, which is not rounded; `value` where None.
-            weight: of a weighted step, where it is known already (`rounded_weight`).
+            layer: of a weighted step, where it is known already (`rounded_layer`).
         """
         if not is_recurrent(step):
-            known: dict[str, Any] = self.known_of_weight(step) if weight is None else {"given": weight}
             value = self.split_finely(step, value)
+            if layer is not None:
+                return {step.output: simulated(step, self.graph, self.root, value, layer=layer)}
+            known = self.known_of_weight(step)
             if self.adds_exactly and not step.reads_two_bytes:
                 emits = self.fused.emits_integers(step)
                 known |= {"exact": True, "output": self.qparams(self.fused.slot_of[step.output]) if emits else None}
@@ -262,8 +265,14 @@ def seen_by(step: Step, values: dict[int, Any], rounded: dict[int, Any]) -> dict
 
 
 def rounding(qparams: QParams) -> Callable[[Tensor], Tensor]:
-    """A function that rounds a value as quantising and dequantising it does."""
-    return lambda x: qparams.dequantize(qparams.quantize(x))
+    """A function that rounds a value as quantising and dequantising it does, in one pass where it is float32."""
+
+    def rounded(x: Tensor) -> Tensor:
+        if x.dtype != torch.float32:
+            return qparams.dequantize(qparams.quantize(x))
+        return fake_quantize(x.detach(), qparams.scale, qparams.zero_point, qparams.scheme)
+
+    return rounded
 
 
 MOST_PROGRAMS = 8

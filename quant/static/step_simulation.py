@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -23,6 +23,9 @@ from quant.static.int8_recurrent import rounded
 from quant.static.recurrent_float import float_run, run_float
 from quant.static.registered_layers import simulated_registered
 
+RoundedLayer: TypeAlias = tuple[Tensor, Tensor | None]
+"""A layer's weight and bias as floats that integers represent."""
+
 
 def weighted(step: Step, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """The layer of a weighted step with another weight and bias, with its clamp but without its batch norm."""
@@ -39,6 +42,7 @@ def simulated(
     learned: Tensor | None = None,
     mean: Tensor | None = None,
     given: QWeight | None = None,
+    layer: RoundedLayer | None = None,
     output: QParams | None = None,
     exact: bool = False,
 ) -> Any:
@@ -51,6 +55,7 @@ def simulated(
         learned: the weight's scale, where training learned it.
         mean: of the same layer's input, per channel.
         given: the int8 weight, where it is known already.
+        layer: what `rounded_layer` gives for the int8 weight, where that is known already; no sum is then `exact`.
         output: the range of a weighted step's value, where that becomes integers.
         exact: add products as integers do (`exactly`), not in float32.
     """
@@ -62,13 +67,20 @@ def simulated(
         for index in step.nodes[len(own) :]:
             own[index] = evaluate(graph.nodes[index], root, lambda i: own[i] if i in own else value(i))
         return own[step.output]
-    q = given or weights.quantized(step, graph, root, smallest, learned, mean)
-    if exact and scale is not None:
-        return exactly(step, value(step.inputs[0]), q, scale, output)
+    if layer is None:
+        q = given or weights.quantized(step, graph, root, smallest, learned, mean)
+        if exact and scale is not None:
+            return exactly(step, value(step.inputs[0]), q, scale, output)
+        layer = rounded_layer(step, q, scale)
+    return weighted(step, value(step.inputs[0]), *layer)
+
+
+def rounded_layer(step: Step, q: QWeight, scale: Tensor | None) -> RoundedLayer:
+    """The weight and the bias in float that the integers of a weighted step stand for, with an input of this scale."""
     bias = q.bias
     if bias is not None and scale is not None:
         bias = quantized_bias(bias, scale * q.scale) * (scale * q.scale)
-    return weighted(step, value(step.inputs[0]), weights.dequantized(q, step), bias)
+    return weights.dequantized(q, step), bias
 
 
 def exactly(step: Step, x: Tensor, q: QWeight, scale: Tensor, output: QParams | None) -> Tensor:

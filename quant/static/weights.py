@@ -10,8 +10,7 @@ from torch import Tensor, nn
 from quant.folding import gain_and_shift, norm_of, parameter
 from quant.graph import Graph, Kind
 from quant.kernels import QParams, weight_scheme
-from quant.kernels.scheme import weight_scale
-from quant.observers import make_observer
+from quant.nn.base import chosen_scale, quantized_rows
 from quant.ops.step import Step
 from quant.recipe import QConfig
 from quant.runtime.layers.requantizing import BIAS_LIMIT
@@ -131,7 +130,7 @@ def row_scale(
         ValueError: the weight or bias holds NaN or inf; with the layer's name.
     """
     assert step.qconfig is not None
-    scale = _chosen_scale(rows, step.qconfig) if learned is None else learned
+    scale = chosen_scale(rows, step.qconfig) if learned is None else learned
     # Under torch.compile a branch on values would break the graph.
     checked = not torch.compiler.is_compiling()
     if checked and (
@@ -167,33 +166,10 @@ def _mean_error(step: Step, graph: Graph, weight: Tensor, q: QWeight, mean: Tens
     return step.weighted.product(x, error, None).movedim(1, 0).flatten(1).mean(1)
 
 
-def quantized_rows(rows: Tensor, qconfig: QConfig) -> tuple[Tensor, Tensor]:
-    """int8 of the shape of float32 `rows` (out, ...), and the scale, float32 (out,)."""
-    scale = _chosen_scale(rows, qconfig)
-    zeros = torch.zeros_like(scale, dtype=torch.int32)
-    return QParams(scale, zeros, weight_scheme(qconfig.weight_bits)).quantize(rows).contiguous(), scale
-
-
 def dequantized_rows(rows: Tensor, qconfig: QConfig) -> Tensor:
     """float32 `rows` (out, ...), rounded to int8 and dequantised."""
     q_rows, scale = quantized_rows(rows, qconfig)
     return q_rows.to(torch.float32) * scale.reshape(-1, *[1] * (rows.dim() - 1))
-
-
-def _chosen_scale(rows: Tensor, qconfig: QConfig) -> Tensor:
-    if not qconfig.per_channel:
-        return _scale_of_each(rows.reshape(1, -1), qconfig).expand(rows.shape[0]).clone()
-    return _scale_of_each(rows, qconfig)
-
-
-def _scale_of_each(rows: Tensor, qconfig: QConfig) -> Tensor:
-    if not qconfig.clips_weights:
-        return weight_scale(rows, bits=qconfig.weight_bits)
-    observer = make_observer(qconfig.weight_observer, weight_scheme(qconfig.weight_bits), **qconfig.weight_options)
-    observer(rows)
-    if int(observer.nan_count) or int(observer.inf_count):
-        return rows.new_full((rows.shape[0],), torch.nan)
-    return observer.qparams().scale
 
 
 def _room_for_bias(scale: Tensor, bias: Tensor, input_scale: Tensor, step: Step) -> Tensor:

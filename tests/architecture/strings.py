@@ -46,7 +46,7 @@ ALLOWED: dict[str, dict[str, set[str]]] = {
     "settings that the user gives by name": {
         "quant/recipe.py": {"auto", "minmax", "weight"},
         "quant/recipe_check.py": SETTINGS | {"per_row", "group_size", "weight_symmetric"},
-        "quant/dynamic_decisions.py": SETTINGS,
+        "quant/dynamic_decisions.py": {"activation_observer", "activation_options", "activation_symmetric"},
         "quant/nn/base.py": {"auto"},
         "quant/nn/recurrent/sequence.py": {"auto"},
         "quant/diagnosis.py": {"auto", "histogram"},

@@ -51,21 +51,51 @@ def test_a_limit_below_one_is_an_error(model: Net, batches: list[Tensor], limit:
         take(model, batches, limit=limit)
 
 
-def test_a_norm_that_is_called_twice_has_the_mean_of_its_calls_variances(batches: list[Tensor]) -> None:
-    class Twice(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.norm = nn.BatchNorm2d(3)
+class Twice(nn.Module):
+    """One norm for two values, whose means lie far apart."""
 
-        def forward(self, x: Tensor) -> Tensor:
-            return self.norm(x) + self.norm(3 * x + 5)  # type: ignore[no-any-return]
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.BatchNorm2d(3)
 
+    def forward(self, x: Tensor) -> Tensor:
+        return self.norm(x) + self.norm(3 * x[:4] + 5).sum(0)  # type: ignore[no-any-return]
+
+
+class TwiceByItself(nn.Module):
+    """As `Twice`, by a norm whose parent calls the function."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.BatchNorm2d(3)
+
+    def normalised(self, x: Tensor) -> Tensor:
+        norm = self.norm
+        if norm.training:
+            norm.num_batches_tracked.add_(1)  # type: ignore[union-attr]
+        share = 1.0 / float(norm.num_batches_tracked) if norm.momentum is None else norm.momentum  # type: ignore[arg-type]
+        return nn.functional.batch_norm(
+            x, norm.running_mean, norm.running_var, norm.weight, norm.bias, norm.training, share, norm.eps
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.normalised(x) + self.normalised(3 * x[:4] + 5).sum(0)
+
+
+def test_a_norm_that_is_called_twice_has_the_statistics_of_both_calls_values(batches: list[Tensor]) -> None:
     twice = Twice()
-    take(twice, batches[:1])
-    calls = [batches[0], 3 * batches[0] + 5]
-    for buffer, of in ((twice.norm.running_mean, Tensor.mean), (twice.norm.running_var, Tensor.var)):
-        assert buffer is not None
-        torch.testing.assert_close(buffer, sum(of(x, (0, 2, 3)) for x in calls) / 2, atol=1e-5, rtol=1e-4)
+    take(twice, batches)
+    assert_statistics(twice.norm, torch.cat([*batches, *(3 * x[:4] + 5 for x in batches)]))
+
+
+def test_a_norm_that_is_used_twice_without_being_called_is_named(batches: list[Tensor]) -> None:
+    by_itself = TwiceByItself()
+    before = {name: tensor.clone() for name, tensor in by_itself.state_dict().items()}
+    with pytest.raises(ValueError, match=r"'norm' is used 2 times in a batch, .* give each place a norm of its own"):
+        take(by_itself, batches)
+    assert all(torch.equal(tensor, before[name]) for name, tensor in by_itself.state_dict().items())
+    assert not by_itself.norm._forward_hooks
+    assert by_itself.norm.momentum == 0.1
 
 
 def assert_statistics(norm: nn.BatchNorm2d, values: Tensor) -> None:

@@ -459,7 +459,7 @@ def test_table_bits_that_do_not_exist_name_layer_and_rule(bits: int) -> None:
 
 @pytest.mark.parametrize(
     "setting",
-    [{"weight_observer": "mse"}, {"activation_symmetric": True}, {"activation_observer": "histogram"}],
+    [{"activation_observer": "histogram"}, {"activation_symmetric": True}],
     ids=str,
 )
 def test_settings_that_dynamic_quantisation_does_not_have(setting: dict[str, Any]) -> None:

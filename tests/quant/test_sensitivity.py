@@ -15,12 +15,14 @@ import numpy as np
 import pytest
 import torch
 from quant.calibrate import CalibrationWarning, DataError
+from quant.kernels.scheme import ACTIVATION_U8, QParams
 from torch import Tensor, nn
 
 import quant
 from quant.metric import MetricError, MetricWarning, Score, score_of
-from quant.sensitivity import Sensitivity, measure
+from quant.sensitivity import Sensitivity, measure, sweep
 from quant.sensitivity.output_error import OutputError
+from quant.static.runner import rounding
 from quant.variants import Calibrated
 
 Model = Callable[[], nn.Module]
@@ -125,6 +127,33 @@ def test_a_layers_cost_is_that_of_the_converted_model(kind: Model, make: Callabl
             assert one.only_float_sqnr == pytest.approx(sqnr(expected, [without(batch) for batch in data]), abs=0.3)
     assert {one.name for one in found} == {name for name, part in model.named_modules() if _has_weight(part)}
     assert [one.only_int8_sqnr for one in found] == sorted(one.only_int8_sqnr for one in found)
+
+
+@pytest.mark.parametrize(("kind", "make"), CASES[:2], ids=["one graph", "dynamic and recurrent layers"])
+def test_what_the_sweep_keeps_changes_no_bit(
+    kind: Model, make: Callable[[], list[Tensor]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rounded layers, recognised calls, and rounding in one pass, against each computed where it is read."""
+    model, data = built(kind), make()
+    evaluate = agreement(model, data)
+    kept = quant.sensitivity(model, data, evaluate, progress=False).to_dict()
+    monkeypatch.setattr(sweep.Sweep, "_layer", lambda *_: None)
+    monkeypatch.setattr(sweep, "recognised_calls", lambda *_: None)
+    monkeypatch.setattr(sweep, "rounding", lambda qparams: lambda x: qparams.dequantize(qparams.quantize(x)))
+    anew = quant.sensitivity(model, data, evaluate, progress=False).to_dict()
+    assert {**kept, "seconds": 0.0} == {**anew, "seconds": 0.0}
+
+
+@pytest.mark.parametrize("zero_point", [0, 117, 255])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+def test_rounding_is_quantising_and_dequantising_to_the_bit(zero_point: int, dtype: torch.dtype) -> None:
+    qparams = QParams(torch.tensor(0.0234), torch.tensor(zero_point, dtype=torch.int32), ACTIVATION_U8)
+    torch.manual_seed(0)
+    ties = (torch.arange(-300, 300) + 0.5) * 0.0234
+    special = torch.tensor([math.nan, math.inf, -math.inf, 1e38, -1e38, -1e-9, 0.0, -0.0])
+    x = torch.cat([torch.randn(2000) * 4, ties, special]).to(dtype)
+    expected, given = qparams.dequantize(qparams.quantize(x)), rounding(qparams)(x)
+    assert torch.equal(given.view(torch.int32), expected.view(torch.int32))
 
 
 def _has_weight(module: nn.Module) -> bool:

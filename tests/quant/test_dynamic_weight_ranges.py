@@ -1,0 +1,154 @@
+"""Weights of dynamic layers whose range an observer chooses: its scale, plainly rounded, in every kind of layer."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from quant.kernels import QParams, narrow, weight_scheme
+from quant.kernels.scheme import weight_scale
+from quant.observers import make_observer
+from torch import Tensor, nn
+
+import quant
+from quant import QConfig, Recipe, RecipeError
+
+
+class Model(nn.Module):
+    """Linear layers whose inputs 32 does and does not divide, and a recurrent layer of two layers and directions."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.wide, self.odd = nn.Linear(64, 24), nn.Linear(24, 20)
+        self.lstm = nn.LSTM(20, 32, 2, bidirectional=True, batch_first=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.lstm(self.odd(torch.relu(self.wide(x))))[0]  # type: ignore[no-any-return]
+
+
+@pytest.fixture
+def model() -> Model:
+    torch.manual_seed(0)
+    model = Model().eval()
+    with torch.no_grad():
+        for weight in model.parameters():
+            weight *= 1 + 4 * (torch.rand(weight.shape) < 0.01)  # some weights that are worth clipping
+    return model
+
+
+def by_observer(rows: Tensor, bits: int, kind: str, per_channel: bool = True, **options: Any) -> tuple[Tensor, Tensor]:
+    """int8 rows (N, K) and their scale (N,), by an observer that looks at the whole weight once."""
+    scheme = weight_scheme(bits)
+    observer = make_observer(kind, scheme, **options)
+    observer(rows if per_channel else rows.reshape(1, -1))
+    scale = observer.qparams().scale.expand(len(rows)).contiguous()
+    return QParams(scale, torch.zeros(len(rows), dtype=torch.int32), scheme).quantize(rows), scale
+
+
+def integers(layer: Any, bits: int, suffix: str = "") -> Tensor:
+    """int8 (N, K) of a layer's weight, however it is stored."""
+    stored: Tensor = getattr(layer, f"q_weight{suffix}")
+    return narrow.unpack(stored) - 2 ** (bits - 1) if narrow.is_narrow(stored) else stored
+
+
+@pytest.mark.parametrize("per_channel", [True, False], ids=["per channel", "per tensor"])
+@pytest.mark.parametrize("bits", [8, 5, 4, 3, 2])
+@pytest.mark.parametrize("kind", ["mse", "percentile"])
+def test_integers_are_those_of_the_observers_scale(model: Model, kind: str, bits: int, per_channel: bool) -> None:
+    options = {"percentile": 99.0} if kind == "percentile" else {}
+    qconfig = QConfig(weight_bits=bits, weight_observer=kind, weight_options=options, per_channel=per_channel)
+    q: Any = quant.quantize_dynamic(model, Recipe({nn.Linear: qconfig}, default=None))
+    for name in ("wide", "odd"):
+        rows, layer = model.get_submodule(name).weight.detach(), q.get_submodule(name)  # type: ignore[operator, union-attr]
+        expected, scale = by_observer(rows, bits, kind, per_channel, **options)
+        assert torch.equal(layer.scale, scale)
+        assert torch.equal(integers(layer, bits).to(torch.int8), expected)
+
+
+def test_recurrent_layers_have_it_for_inputs_and_states(model: Model) -> None:
+    qconfig = QConfig(weight_bits=4, weight_observer="mse", activation_bits=8)
+    q: Any = quant.quantize_dynamic(model, Recipe({"lstm": qconfig}, default=None))
+    parts = [part for part in q.lstm.modules() if hasattr(part, "q_weight_hh")]
+    hidden = [getattr(model.lstm, f"weight_hh_l{layer}{way}").detach() for layer in (0, 1) for way in ("", "_reverse")]
+    assert len(parts) == len(hidden)
+    for part, rows in zip(parts, hidden, strict=True):
+        expected, scale = by_observer(rows, 4, "mse")
+        assert torch.equal(part.scale_hh, scale)
+        assert torch.equal(integers(part, 4, "_hh").to(torch.int8), expected)
+
+
+@pytest.mark.parametrize("bits", [4, 3, 2])
+def test_mse_leaves_less_error_in_the_weights_of_few_bits(model: Model, bits: int) -> None:
+    def error(kind: str) -> float:
+        q: Any = quant.quantize_dynamic(model, Recipe(default=QConfig(weight_bits=bits, weight_observer=kind)))
+        return float((q.wide.weight - model.wide.weight).detach().square().mean())
+
+    assert error("mse") < error("minmax")
+
+
+def test_a_clipped_model_is_said_saved_and_loaded_to_the_bit(model: Model, tmp_path: Path) -> None:
+    q = quant.quantize_dynamic(model, Recipe(default=QConfig(weight_bits=4, weight_observer="mse")))
+    assert "weights per channel (mse)" in quant.summary(q)["wide"].detail
+    quant.save(q, tmp_path / "m.safetensors")
+    x = torch.randn(2, 5, 64)
+    with torch.no_grad():
+        assert torch.equal(quant.load(tmp_path / "m.safetensors", model=Model())(x), q(x))
+
+
+def test_a_layer_of_a_half_type_has_the_scale_of_its_values(model: Model) -> None:
+    half = nn.Sequential(nn.Linear(64, 24)).to(torch.bfloat16).eval()
+    q: Any = quant.quantize_dynamic(half, Recipe(default=QConfig(weight_bits=4, weight_observer="mse")))
+    assert torch.equal(q[0].scale, by_observer(half[0].weight.detach().float(), 4, "mse")[1])
+
+
+def test_columns_are_scaled_before_the_range_is_chosen() -> None:
+    torch.manual_seed(0)
+    layer = nn.Linear(32, 16).eval()
+    with torch.no_grad():
+        layer.weight[:, 0] *= 1e-4  # lost by 8 bits, so that the input takes 16
+    q: Any = quant.quantize_dynamic(layer, Recipe(default=QConfig(weight_bits=3, weight_observer="mse")))
+    assert q.activation_bits == 16
+    expected, scale = by_observer(layer.weight.detach() / q.columns, 3, "mse")
+    assert torch.equal(q.scale, scale)
+    assert torch.equal(integers(q, 3).to(torch.int8), expected)
+
+
+def test_learned_rounding_keeps_the_scale_that_was_asked_for(model: Model) -> None:
+    torch.manual_seed(1)
+    data = [torch.randn(8, 5, 64) for _ in range(4)]
+    for kind in ("mse", "minmax"):
+        recipe = Recipe({nn.Linear: QConfig(weight_bits=4, weight_observer=kind)}, default=None)
+        q: Any = quant.quantize_dynamic(model, recipe, batches=data, rounding="gptq", progress=False)
+        asked = by_observer(model.wide.weight.detach(), 4, "mse")[1]
+        assert torch.equal(q.wide.scale, asked) == (kind == "mse")
+
+
+def test_an_empty_layer_has_the_scale_of_no_weights() -> None:
+    layer = nn.Linear(1, 3)
+    layer.in_features, layer.weight = 0, nn.Parameter(torch.zeros(3, 0))
+    q: Any = quant.quantize_dynamic(layer, Recipe(default=QConfig(weight_observer="mse")))
+    assert torch.equal(q.scale, weight_scale(torch.zeros(3, 0)))
+
+
+@pytest.mark.parametrize(
+    ("layer", "settings", "match"),
+    [
+        (nn.Linear(8, 8), {"weight_observer": "lsq"}, r"'lsq', which is learned in training \(quant\.prepare_qat\)"),
+        (nn.Embedding(8, 8), {"weight_observer": "mse"}, r"'mse', and rows of tables have the range of their values"),
+        (
+            nn.Linear(64, 8),
+            {"weight_observer": "mse", "weight_bits": 4, "group_size": 32},
+            r"'mse', and groups of inputs have the range of their values; leave weight_observer or group_size out",
+        ),
+    ],
+    ids=["learned", "table", "groups"],
+)
+def test_ranges_that_a_layer_cannot_have_name_layer_and_rule(
+    layer: nn.Module, settings: dict[str, Any], match: str
+) -> None:
+    model = nn.Sequential(layer)
+    with pytest.raises(RecipeError, match=rf"layer '0' \({type(layer).__name__}\): .*asks for weight_observer {match}"):
+        quant.quantize_dynamic(model, Recipe({"0": QConfig(**settings)}))
+    assert type(model[0]) is type(layer)
