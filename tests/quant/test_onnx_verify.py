@@ -188,5 +188,5 @@ def test_a_file_of_somebody_else(tmp_path: Path) -> None:
     path.write_bytes(model.SerializeToString())
     with pytest.raises(ValueError, match=r"has no 'octet\.runtime': it is no file of quant\.export_onnx"):
         verify_onnx(q, path)
-    with pytest.raises(FileNotFoundError, match="there is no file"):
+    with pytest.raises(FileNotFoundError, match="there is no ONNX file"):
         verify_onnx(q, tmp_path / "none.onnx")
