@@ -70,6 +70,11 @@ def load(
         ArtefactError: the file is truncated, altered, not from `save`, of a newer version, or does not fit `model`.
         OSError: the file cannot be read.
     """
+    if not isinstance(path, (str, os.PathLike)):
+        raise TypeError(
+            f"quant.load: path is a {type(path).__name__}, expected the name of a file of quant.save; a state dict has "
+            "neither settings nor programs: save the model that it is of by quant.save"
+        )
     if model is None:
         if example_inputs is not None or examples:
             raise TypeError("quant.load: example_inputs and examples go with model, the float model to be captured")

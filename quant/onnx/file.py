@@ -96,7 +96,7 @@ def read_onnx(path: str | PathLike[str]) -> OnnxFile:
     """
     onnx = package("quant.load_onnx: reading ONNX files")
     if not Path(path).is_file():
-        raise FileNotFoundError(f"quant.load_onnx: there is no file {str(path)!r}")
+        raise FileNotFoundError(f"there is no ONNX file {str(path)!r}")
     try:
         model = onnx.load(str(path))
         file = _read(onnx, model.graph, _checked_version(model))

@@ -48,6 +48,10 @@ class Count:
     name: str
 
 
+LEFT_OUT = frozenset({"Clip", "Flatten", "Relu", "Reshape", "Slice", "Squeeze", "Transpose", "Unsqueeze"})
+"""Nodes between two roundings that a runtime leaves out, or moves behind or before them."""
+
+
 @dataclass(frozen=True)
 class StepForm:
     """What a step became.
@@ -276,7 +280,7 @@ class GraphWriter:
             scaled, one = self.node("Mul", name, inverse), self.constant(torch.tensor(1.0), "one")
             done = self.node("QuantizeLinear", scaled, one, zero_point)
         else:
-            done = self.node("QuantizeLinear", name, scale, zero_point)
+            done = self.node("QuantizeLinear", self._kept_apart(name, (scale, zero_point)), scale, zero_point)
         for axis in range(MOST_DIMENSIONS):
             first = self.origin(Dimension(name, axis))
             if first == (name, axis):
@@ -284,6 +288,28 @@ class GraphWriter:
             else:
                 self._sizes_of[done, axis] = first
         return self.is_dtype(done, torch.int8 if self.runtime.signed else torch.uint8)
+
+    def _kept_apart(self, name: str, after: tuple[str, str]) -> str:
+        """What is rounded; behind a node that computes nothing where it comes rounded to another range.
+
+        ONNX Runtime (1.32, DoubleQDQPairsRemover) makes one rounding of two in a row, to a range of its own, also once
+        it has left out a clamp between them. It leaves a Sum of one alone.
+        """
+        node = self._giver(name)
+        while node is not None and node.op in LEFT_OUT:
+            node = self._giver(node.inputs[0])
+        if (
+            not self.runtime.joins_roundings
+            or node is None
+            or node.op != "DequantizeLinear"
+            or node.inputs[1:] == after
+        ):
+            return name
+        return self.same_sizes(self.node("Sum", name), name)
+
+    def _giver(self, name: str) -> Node | None:
+        """The node that gives a value; None of inputs and constants."""
+        return next((node for node in reversed(self.nodes) if name in node.outputs), None)
 
     def range_of(self, qparams: tuple[float, int]) -> tuple[str, str]:
         """The constants of a scale and zero point."""

@@ -444,8 +444,10 @@ def _add(plan: PlanWriter, node: Node) -> Value:
 
 @translates("Sum")
 def _sum(plan: PlanWriter, node: Node) -> Value:
+    if len(node.inputs) == 1:  # between two roundings that are to stay two
+        return plan.value(node, 0)
     if len(node.inputs) != 2:
-        raise NotTranslated(f"{node}: adds {len(node.inputs)} values, expected two")
+        raise NotTranslated(f"{node}: adds {len(node.inputs)} values, expected one or two")
     return _add(plan, replace(node, op="Add"))
 
 

@@ -31,6 +31,7 @@ class Runtime:
         rounds_by_inverse: inputs are rounded by the inverse of their scale, as the model does it; QuantizeLinear
             divides, and a float that lies halfway between two steps may go the other way.
         joins_sums: an Add between roundings is an integer kernel that rounds some sums otherwise than the model.
+        joins_roundings: a value that is rounded again to another range is rounded once, to a range that is neither.
     """
 
     name: str
@@ -47,6 +48,7 @@ class Runtime:
     multiplies_unsigned: bool = False
     rounds_by_inverse: bool = False
     joins_sums: bool = False
+    joins_roundings: bool = False
 
 
 RUNTIMES = {
@@ -60,6 +62,7 @@ RUNTIMES = {
         multiplies_unsigned=True,
         rounds_by_inverse=True,
         joins_sums=True,
+        joins_roundings=True,
     ),
     "openvino": Runtime(
         "openvino", "OpenVINO", padded_means=False, transposes=True, splits_channels=False, fast_gather=True

@@ -123,6 +123,11 @@ def test_a_truncated_file(tmp_path: Path) -> None:
         quant.load(path, model=Tagger())
 
 
+def test_a_state_dict_is_no_file() -> None:
+    with pytest.raises(TypeError, match=r"path is a dict, expected the name of a file of quant.save; a state dict has"):
+        quant.load({"weight": torch.ones(1)}, model=nn.Linear(1, 1))  # type: ignore[arg-type]
+
+
 def test_an_altered_file(tmp_path: Path) -> None:
     path = written(tmp_path)
     data = bytearray(path.read_bytes())

@@ -291,7 +291,7 @@ def test_an_operator_without_an_integer_form_is_refused_by_name(tmp_path: Path) 
 
 def test_no_model(tmp_path: Path) -> None:
     pytest.importorskip("onnx", reason="onnx is not installed")
-    with pytest.raises(FileNotFoundError, match="there is no file"):
+    with pytest.raises(FileNotFoundError, match="there is no ONNX file"):
         quant.load_onnx(tmp_path / "none.onnx")
     (tmp_path / "text.onnx").write_text("no protobuf")
     with pytest.raises(ValueError, match=r"text.onnx is no ONNX model"):

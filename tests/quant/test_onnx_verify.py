@@ -94,6 +94,24 @@ def test_sums_by_float_nodes_are_counted_apart(tmp_path: Path) -> None:
     assert fast.share == "4 of 4 computing steps are integers"
 
 
+def test_two_roundings_in_a_row_stay_two(tmp_path: Path) -> None:
+    """SiLU is the identity on such a coarse range, so only the range changes: ONNX Runtime joins such roundings."""
+    pytest.importorskip("onnxruntime", reason="onnxruntime is not installed")
+    torch.manual_seed(0)
+    first, second = nn.Conv2d(3, 8, 1), nn.Conv2d(8, 8, 1)
+    with torch.no_grad():
+        first.weight.mul_(400)
+    model = nn.Sequential(first, nn.SiLU(), second, nn.Flatten(), nn.Linear(512, 4)).eval()
+    images = [torch.rand(4, 3, 8, 8) for _ in range(4)]
+    q = quant.quantize_static(model, images, progress=False)
+    report = quant.export_onnx(q, tmp_path / "model.onnx", target="avx2", verify=images[0])
+    assert report["1"].why == "a change of range"
+    assert report.verification is not None
+    assert report.verification.same_bits
+    with torch.no_grad():
+        assert torch.equal(quant.load_onnx(tmp_path / "model.onnx")(images[1]), q(images[1]))
+
+
 def test_a_dynamic_model_that_was_exported(tmp_path: Path) -> None:
     pytest.importorskip("onnxruntime", reason="onnxruntime is not installed")
     q, x = quant.quantize_dynamic(Reader().eval()), torch.randn(2, 7, 8)
@@ -170,5 +188,5 @@ def test_a_file_of_somebody_else(tmp_path: Path) -> None:
     path.write_bytes(model.SerializeToString())
     with pytest.raises(ValueError, match=r"has no 'octet\.runtime': it is no file of quant\.export_onnx"):
         verify_onnx(q, path)
-    with pytest.raises(FileNotFoundError, match="there is no file"):
+    with pytest.raises(FileNotFoundError, match="there is no ONNX file"):
         verify_onnx(q, tmp_path / "none.onnx")
