@@ -43,8 +43,12 @@ GROUP = 64
 LINEAR = {bits: quant.Recipe({nn.Linear: quant.QConfig(weight_bits=bits)}, default=None) for bits in (8, 4, 3)}
 """Recipes of the language model: its embedding stays float."""
 
+NORMS = "norms"
+"""In the place of a unit: `calibrate.reestimate_batch_norm` of the model as prepared for training, without any."""
+
 METHODS = {
     "nearest": ("nearest", ""),
+    "nearest, norms anew": ("nearest", NORMS),
     "GPTQ": ("gptq", "layer"),
     "AdaRound, layers": ("adaround", "layer"),
     "AdaRound, blocks": ("adaround", "block"),
@@ -69,7 +73,10 @@ def rounded(
     quant.calibrate.run(prepared, batches, progress=False)
     began, text = time.process_time(), ""
     name, unit = METHODS[method]
-    if unit:
+    if unit == NORMS:
+        prepared = quant.prepare_qat(prepared)
+        quant.calibrate.reestimate_batch_norm(prepared, batches, progress=False)
+    elif unit:
         text = str(quant.learn_rounding(prepared, batches, name, unit=unit))
     return quant.convert(prepared), time.process_time() - began, text
 

@@ -6,6 +6,7 @@ import math
 import numbers
 import os
 import time
+import warnings
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, Literal
@@ -18,12 +19,12 @@ from quant.autoquant.costs import default_clock
 from quant.autoquant.records import Records, identity, weights_of
 from quant.autoquant.result import LATENCY, SIZE, Autoquantized
 from quant.autoquant.search import Search
-from quant.autoquant.trials import Bench, Trial, score_in, score_out
+from quant.autoquant.trials import Bench, Trial, beyond_normal, score_in, score_out, unit_of
 from quant.calibrate.checkpoint import check_folder
 from quant.calibrate.driver import Forward
 from quant.kernels.progress import progress_of
 from quant.kernels.race import Clock
-from quant.metric import Evaluate, Metric
+from quant.metric import Evaluate, Metric, MetricWarning, Score
 from quant.prepare import check_model
 from quant.recipe import Recipe
 from quant.report import summary
@@ -89,7 +90,8 @@ def autoquant(
         NothingQuantized, RecipeError: as `prepare`.
 
     Warns:
-        MetricWarning: `evaluate` gives another number in a second call with the float model.
+        MetricWarning: `evaluate` gives another number in a second call with the float model, or a score for each of
+            too few samples to show that the budget holds.
     """
     began = time.perf_counter()
     _check(max_drop, objective, max_evaluations)
@@ -105,6 +107,7 @@ def autoquant(
     records = Records(path, identity(weights, calibrated.data, calibrated.own_recipe, calibrated.example))
     score = score_in(records.get("scores", Plan(Form.FLOAT).key, lambda: first or score_out(metric.of_float(model))))
     metric.noise = records.get("metric", "noise", lambda: metric.noise)
+    _check_samples(score, max_drop)
     bar = progress_of("autoquant", unit="model", total=max_evaluations, shown=progress)
 
     def told(trial: Trial, best: Trial) -> None:
@@ -121,6 +124,22 @@ def autoquant(
         if not interrupted and search.best.plan.form is not Form.FLOAT:
             interrupted = _interrupted(lambda: bench.tuned_seconds(search.best.plan))
     return _result(search, objective, began, interrupted)
+
+
+def _check_samples(score: Score, max_drop: float) -> None:
+    """Warn where the samples are too few to show that a budget holds."""
+    if score.samples is None or len(score.samples) < 2:
+        return
+    unit = unit_of(score) * beyond_normal(0)
+    if max_drop * len(score.samples) < unit:
+        enough = f"give at least {math.ceil(unit / max_drop)}, or " if max_drop else ""
+        warnings.warn(
+            f"{VERB}: of {len(score.samples)} samples without a single difference, the drop on others may still be "
+            f"{unit / len(score.samples):.2g} (at 95 %), and max_drop is {max_drop:g}: only a model that scores better "
+            f"than float can keep it; {enough}return the mean, which is held against the budget as it is",
+            MetricWarning,
+            stacklevel=4,
+        )
 
 
 def _interrupted(work: Callable[[], object]) -> bool:

@@ -40,7 +40,7 @@ class Trial:
         metric: of the user's function; -inf where that is no number.
         drop: what it loses against float.
         sure_drop: the bound that is held against the budget: where the metric gives a score for each sample, the drop's
-            upper end at 95 %, else the drop.
+            upper end at 95 %, also where few samples differ or none does (`beyond_normal`); else the drop.
         cost: measured here.
     """
 
@@ -237,6 +237,26 @@ def _sure_drop(of_float: Score, other: Score, value: float) -> float:
     if of_float.samples is None or other.samples is None or len(of_float.samples) != len(other.samples):
         return drop
     differences = [one - two for one, two in zip(of_float.samples, other.samples, strict=True)]
-    if len(differences) < 2 or not all(map(math.isfinite, differences)):
+    count = len(differences)
+    if count < 2 or not all(map(math.isfinite, differences)):
         return drop
-    return drop + SURE * statistics.stdev(differences) / math.sqrt(len(differences))
+    largest = max(map(abs, differences)) or unit_of(of_float)
+    rare = largest * beyond_normal(sum(map(bool, differences))) / count
+    return drop + SURE * statistics.stdev(differences) / math.sqrt(count) + rare
+
+
+def unit_of(score: Score) -> float:
+    """What one sample can lose, as far as the scores of the samples tell: the largest of them, 1 where all are 0."""
+    return max(map(abs, score.samples or ()), default=0.0) or 1.0
+
+
+def beyond_normal(events: int) -> float:
+    """What the upper end of a count at 95 % has beyond the normal distribution's, events + SURE sqrt(events).
+
+    Where few samples differ their spread says little, and nothing where none does: of n samples without a difference,
+    up to 3 / n of all others may have one. The count's upper end is that of a Poisson distribution, by Wilson and
+    Hilferty's approximation of its quantiles (1931), which is within 1 %.
+    """
+    above = events + 1.0
+    upper = above * (1.0 - 1.0 / (9.0 * above) + SURE / (3.0 * math.sqrt(above))) ** 3
+    return upper - events - SURE * math.sqrt(events)

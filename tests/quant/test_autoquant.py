@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import random
 import signal
 import subprocess
@@ -22,8 +23,8 @@ from quant.autoquant import trials as trying
 from quant.autoquant.candidates import CANDIDATES, DYNAMIC, NARROW, WIDE, Candidate, Form, Plan
 from quant.autoquant.costs import Cost
 from quant.autoquant.search import Search
-from quant.autoquant.trials import Trial
-from quant.metric import MetricError, MetricWarning
+from quant.autoquant.trials import Trial, _sure_drop, beyond_normal
+from quant.metric import MetricError, MetricWarning, Score
 
 from . import autoquant_run
 from .autoquant_run import COARSE, DROP, Ticks, digest, problem, search
@@ -246,9 +247,41 @@ def test_the_time_is_measured_beside_float() -> None:
     assert result.form == "float" or result.chosen.cost.ratio < 1
 
 
+@pytest.mark.parametrize(("events", "upper"), [(0, 2.996), (1, 4.744), (2, 6.296), (5, 10.513), (20, 29.062)])
+def test_the_bound_of_rare_differences_is_that_of_a_poisson_count(events: int, upper: float) -> None:
+    """The means of the Poisson distributions that give so few events or fewer in 5 % of all draws."""
+    assert events + 1.645 * math.sqrt(events) + beyond_normal(events) == pytest.approx(upper, rel=0.01)
+    probability = sum(math.exp(-upper) * upper**k / math.factorial(k) for k in range(events + 1))
+    assert probability == pytest.approx(0.05, rel=0.01)
+
+
+@pytest.mark.parametrize("score", [1.0, 100.0, 0.0], ids=["right", "percent", "minus the errors"])
+def test_samples_that_do_not_differ_show_no_smaller_drop_than_three_in_their_number(score: float) -> None:
+    same = Score(score, (score,) * 150)
+    assert _sure_drop(same, same, score) == pytest.approx(2.996 / 150 * (score or 1.0), rel=0.01)
+
+
+def test_many_small_differences_are_bounded_by_their_spread() -> None:
+    torch.manual_seed(0)
+    lost = 1e-3 * torch.rand(1000, dtype=torch.float64)
+    other = Score(float((1.0 - lost).mean()), tuple((1.0 - lost).tolist()))
+    normal = float(lost.mean() + 1.645 * lost.std() / math.sqrt(1000))
+    assert _sure_drop(Score(1.0, (1.0,) * 1000), other, other.value) == pytest.approx(normal, rel=0.01)
+
+
+def test_too_few_samples_for_a_budget_are_said() -> None:
+    model, batches = nn.Sequential(nn.Linear(8, 8)).eval(), [torch.randn(16, 8) for _ in range(2)]
+    x = torch.randn(150, 8)
+    expected = model(x).argmax(1)
+    with pytest.warns(MetricWarning, match=r"of 150 samples .* still be 0\.02 .* max_drop is 0\.001.*at least 2969"):
+        quant.autoquant(
+            model, batches, lambda one: one(x).argmax(1) == expected, max_drop=0.001, progress=False, clock=Ticks()
+        )
+
+
 def test_samples_bound_the_drop() -> None:
     model, batches, x, classes = problem()
-    few = slice(0, 50)
+    few = slice(0, 80)
 
     def samples(one: nn.Module) -> Tensor:
         return one(x[few]).argmax(1) == classes[few]
@@ -258,7 +291,7 @@ def test_samples_bound_the_drop() -> None:
         model, batches, samples, max_drop=0.04, objective="size", recipe=recipe, progress=False, clock=Ticks()
     )
     for trial in result.trials[1:]:
-        assert trial.sure_drop > trial.drop or trial.drop == 0.0
+        assert trial.sure_drop > trial.drop
     assert result.chosen.sure_drop <= 0.04
 
 
