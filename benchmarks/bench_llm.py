@@ -33,7 +33,7 @@ from torch import Tensor, nn
 
 import quant
 
-LOAD_GOAL = 1.25
+LOAD_GOAL = 1.20
 """Most memory at the peak of loading, over the bytes of the 4-bit model."""
 
 PARTS = ("load", "decode", "prefill")

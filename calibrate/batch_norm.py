@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
 import torch
-from quant.calibrate.batches import check_batches, count_samples, describe
+from quant.calibrate.batches import check_batches, check_limit, count_samples, describe
 from quant.calibrate.checkpoint import observers_of
 from quant.calibrate.driver import Forward, by_rule, evaluating, total_of
 from quant.calibrate.errors import CalibrationError
@@ -97,8 +97,7 @@ def reestimate_batch_norm(
     """
     began = time.perf_counter()
     check_batches(batches, WHO)
-    if limit is not None and limit < 1:
-        raise ValueError(f"{WHO}: limit is {limit}, expected at least 1 batch, or None")
+    check_limit(limit, WHO)
     norms = _norms(model)
     run = forward or by_rule(model)
     before = {name: _state(norm) for name, norm in norms.items()}

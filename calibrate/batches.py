@@ -142,6 +142,12 @@ def check_batches(batches: object, who: str) -> None:
         )
 
 
+def check_limit(limit: int | None, who: str) -> None:
+    """Raise ValueError for a number of batches that is none."""
+    if limit is not None and limit < 1:
+        raise ValueError(f"{who}: limit is {limit}, expected at least 1 batch, or None")
+
+
 def tensors(value: Any) -> Iterator[Tensor]:
     """Every tensor in nested tuples, lists and mappings, in order."""
     if isinstance(value, Tensor):

@@ -21,7 +21,7 @@ from typing import Any
 import torch
 from quant.calibrate import checkpoint as checkpoints
 from quant.calibrate import distributed
-from quant.calibrate.batches import Caller, check_batches, count_samples, describe, fingerprint
+from quant.calibrate.batches import Caller, check_batches, check_limit, count_samples, describe, fingerprint
 from quant.calibrate.errors import CalibrationError, CalibrationWarning, CheckpointError
 from quant.calibrate.report import unseen
 from quant.kernels.progress import progress_of
@@ -302,8 +302,7 @@ def _check(prepared: nn.Module, batches: object, limit: int | None) -> None:
             "them in, where values have static ranges: dynamic layers need no calibration"
         )
     check_batches(batches, "calibrate.run")
-    if limit is not None and limit < 1:
-        raise ValueError(f"calibrate.run: limit is {limit}, expected at least 1 batch, or None")
+    check_limit(limit, "calibrate.run")
 
 
 def _path_of_rank(path: Path) -> Path:

@@ -34,6 +34,7 @@ from quant.nn.attention import leave_fast_paths
 from quant.nn.base import QuantizedWeight, adopt
 from quant.nn.recurrent import Direction, RecurrentCell, RecurrentSequence, interpreted_steps
 from quant.nn.registry import is_own, maker
+from quant.pretrained import let_it_save
 from quant.recipe import QConfig, Recipe, RecipeError
 from quant.report import Report, ReportEntry, attach_report, own_bytes, storage, summary
 from quant.rounding.methods import NEAREST
@@ -115,6 +116,7 @@ def quantize_dynamic(
     result = put_in(model, decisions)
     leave_fast_paths(result)
     attach_report(result, report)
+    let_it_save(result, recipe)
     return result
 
 

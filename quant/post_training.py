@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from quant.calibrate import DataError, run
-from quant.calibrate.batches import Arguments, Caller, check_batches
+from quant.calibrate.batches import Arguments, Caller, check_batches, check_limit
 from quant.calibrate.checkpoint import check_folder, observers_of
 from quant.calibrate.driver import Forward
 from quant.convert import convert
@@ -68,6 +68,7 @@ def quantize_static(
         NotCalibrated: the batches never reach some layer that is to be quantised; all are listed.
     """
     check_batches(batches, "quant.quantize_static")
+    check_limit(limit, "quant.quantize_static")
     if rounding not in (NEAREST, *METHODS):
         legal = ", ".join(map(repr, (NEAREST, *METHODS)))
         raise ValueError(f"quant.quantize_static: rounding is {rounding!r}, expected one of {legal}")

@@ -20,7 +20,7 @@ import torch
 from torch import nn
 
 from quant.calibrate import CalibrationWarning, DataError, run
-from quant.calibrate.batches import Arguments, Caller, check_batches, count_samples, describe, fingerprint
+from quant.calibrate.batches import Arguments, Caller, check_batches, check_limit, count_samples, describe, fingerprint
 from quant.calibrate.checkpoint import observers_of
 from quant.calibrate.driver import Forward
 from quant.convert import convert
@@ -108,8 +108,7 @@ class Calibrated:
         progress: bool = True,
     ) -> None:
         check_batches(data, verb)
-        if limit is not None and limit < 1:
-            raise ValueError(f"{verb}: limit is {limit}, expected at least 1 batch, or None")
+        check_limit(limit, verb)
         self.model, self.probe, self.own_recipe = model, copy_model(model), recipe or Recipe()
         some, data = some_batches(data, limit)
         self._data = hashlib.sha256()

@@ -1,6 +1,6 @@
 """Callbacks for the trainers of others, and a quantizer for transformers.
 
-Nothing here is imported by `quant`; each file needs its own package.
+Each file needs its own package, and nothing here is imported by `quant` unless the model is of that package.
 
 - `quant.integrations.lightning.QATCallback`, for `lightning` (`pip install octet-quant[lightning]`)
 - `quant.integrations.transformers.QATCallback`, for `transformers` (`pip install octet-quant[transformers]`)

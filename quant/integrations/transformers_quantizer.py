@@ -17,6 +17,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import safetensors
@@ -30,6 +31,7 @@ from quant.artefact.layer_forms import EmptyLayers, describe_layers, freeze, own
 from quant.nn.attention import leave_fast_paths
 from quant.recipe import QConfig, Recipe, RecipeError
 from quant.report import Report, ReportEntry, attach_report, summary
+from quant.runtime.layers.quant_module import HALVES, QuantModule
 from quant.runtime.names import full_name
 from quant.shards.assembly import Assembly
 from quant.shards.reader import ShardError
@@ -47,7 +49,7 @@ class OctetConfig(QuantizationConfigMixin):  # type: ignore[misc]
         rules: by names of modules, with wildcards, a `quant.QConfig`, or None for what stays float; the first that
             matches decides.
         recipe: a whole `quant.Recipe`, or its `to_dict()`, in place of the arguments above.
-        dtype: of a saved model, which `save_pretrained` writes and `from_pretrained` reads.
+        dtype: of a saved model, which `save_pretrained` writes; `from_pretrained` takes it where none is asked for.
 
     Raises:
         RecipeError: there are no such settings, or they stand beside a recipe.
@@ -124,7 +126,7 @@ class OctetQuantizer(HfQuantizer):  # type: ignore[misc]
         super().__init__(quantization_config, **options)
         self._assembly: Assembly | None = None
         self._empty: EmptyLayers | None = None
-        self._report: Report | None = None
+        self._saved: _Saved | None = None
 
     def validate_environment(self, *args: Any, **options: Any) -> None:
         """Raise ValueError for devices that int8 layers do not run on."""
@@ -134,24 +136,29 @@ class OctetQuantizer(HfQuantizer):  # type: ignore[misc]
         if other:
             raise ValueError(f"device_map puts the model on {other[0]}, and int8 layers run on the CPU: leave it out")
 
-    def update_dtype(self, dtype: torch.dtype) -> torch.dtype:
-        """The dtype that the layers of a saved model have; of another one, it is noted."""
+    def _with_saved_dtype(self, config: Any) -> Any:
+        """The configuration with the dtype that a model was saved in, which is taken where no other one is asked for.
+
+        The dtype of config.json may be that of the first bias of an int8 layer.
+        """
         if self.pre_quantized and self.quantization_config.dtype is not None:
-            return getattr(torch, self.quantization_config.dtype)  # type: ignore[no-any-return]
-        self.quantization_config.dtype = str(dtype).removeprefix("torch.")
+            config.dtype = self.quantization_config.dtype
+        return config
+
+    # The two that are given the configuration before its dtype is read: in transformers 5.0, and since 5.20.
+    update_tp_plan = update_attn_implementation = _with_saved_dtype
+
+    def update_dtype(self, dtype: torch.dtype) -> torch.dtype:
+        """Notes the dtype of the model."""
+        self.quantization_config.dtype = _name(dtype)
         return dtype
 
     def _process_model_before_weight_loading(self, model: Any, **options: Any) -> None:
         if self.pre_quantized:
-            header = _header(options.get("checkpoint_files") or ())
-            forms = {
-                name: torch.empty(shape, dtype=getattr(torch, of), device="meta")
-                for name, (of, shape) in header["tensors"].items()
-            }
-            self._report = Report(tuple(ReportEntry(**entry) for entry in header["report"]))
-            layers = header["layers"]
+            self._saved = saved = _saved(options.get("checkpoint_files") or ())
+            layers = list(saved.layers)
             held = {name for pair in model.all_tied_weights_keys.items() for name in pair if _layer_of(name) in layers}
-            self._empty = EmptyLayers(model, layers, forms)
+            self._empty = EmptyLayers(model, saved.layers, saved.forms)
         else:
             _tie(model)
             self._assembly = assembly = Assembly(model, self.quantization_config.to_recipe(), None)
@@ -173,8 +180,9 @@ class OctetQuantizer(HfQuantizer):  # type: ignore[misc]
         return _Quantize(self._assembly)
 
     def get_new_dtype(self, converter: Any, param: Any, dtype: torch.dtype | None) -> torch.dtype | None:
-        """Tensors of int8 layers keep the dtype that they were saved in."""
-        return None
+        """Tensors of int8 layers keep the dtype that they were saved in; others have the model's."""
+        assert self._saved is not None
+        return None if set(converter.target_patterns) & self._saved.forms.keys() else dtype
 
     def _process_model_after_weight_loading(self, model: Any, **options: Any) -> Any:
         if self._assembly is not None:
@@ -183,17 +191,24 @@ class OctetQuantizer(HfQuantizer):  # type: ignore[misc]
             self._empty.share()
             freeze(model)
             leave_fast_paths(model)
-        if self._report is not None:
-            attach_report(model, self._report)
-        self._assembly = self._empty = self._report = None
+        if self._saved is not None:
+            attach_report(model, self._saved.report)
+        self._assembly = self._empty = self._saved = None
         return model
 
     def get_state_dict_and_metadata(self, model: Any) -> tuple[dict[str, Any], dict[str, str]]:
-        """What `save_pretrained` writes: each tensor once, and in the header the settings of layers and the report."""
+        """What `save_pretrained` writes: each tensor once, and in the header the settings of layers and the report.
+
+        config.json gets the quantization_config, which a model of `quant.quantize_dynamic` does not have so far.
+        """
         described = describe_layers(model)
+        dtypes = {layer.dtype for layer in model.modules() if isinstance(layer, QuantModule)}
+        self.quantization_config.dtype = _name(min(dtypes, key=(*HALVES, torch.float32).index, default=model.dtype))
+        self.quantization_config.to_dict()  # a recipe that no file holds is an error before anything is written
+        model.config.quantization_config = self.quantization_config
         state = own_state(model, described)
         forms = {
-            name: (str(state[name].dtype).removeprefix("torch."), list(state[name].shape))
+            name: (_name(state[name].dtype), list(state[name].shape))
             for layer in described
             for name in (full_name(layer, key) for key in model.get_submodule(layer).state_dict())
             if name in state
@@ -238,27 +253,66 @@ def _initialized(model: Any, layer: str) -> None:
         parent._is_hf_initialized = True
 
 
-def _header(files: Iterable[str]) -> dict[str, Any]:
-    """Layers, forms of their tensors and report of a saved model.
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+@dataclass(frozen=True)
+class _Saved:
+    """What the header of a saved model says.
+
+    Attributes:
+        layers: of `describe_layers`.
+        forms: the tensors of these layers, on the meta device.
+        report: of the model.
+    """
+
+    layers: dict[str, dict[str, Any]]
+    forms: dict[str, Tensor]
+    report: Report
+
+    @classmethod
+    def read(cls, text: str) -> _Saved:
+        """From the header's text; one that is not of this form ends in some error of `_DAMAGED`."""
+        header = json.loads(text)
+        layers = {name: {**one, "class": one["class"], "inner": one["inner"]} for name, one in header["layers"].items()}
+        forms = {
+            name: torch.empty(shape, dtype=getattr(torch, of), device="meta")
+            for name, (of, shape) in header["tensors"].items()
+        }
+        return cls(layers, forms, Report(tuple(ReportEntry(**entry) for entry in header["report"])))
+
+
+_DAMAGED = (ValueError, KeyError, TypeError, AttributeError, RuntimeError)
+
+
+def _saved(files: Iterable[str]) -> _Saved:
+    """The header of a saved model.
 
     Raises:
-        ValueError: the files are not of one, or lack a tensor of an int8 layer.
+        ValueError: the files are not of one, lack a tensor of an int8 layer, or have a damaged header.
     """
-    text, names = None, list[str]()
+    found, names = None, list[str]()
     for file in files:
         with safetensors.safe_open(file, framework="pt") as opened:
-            text = text or (opened.metadata() or {}).get(METHOD)
+            text = (opened.metadata() or {}).get(METHOD)
             names += opened.keys()
-    if text is not None:
-        header: dict[str, Any] = json.loads(text)
-        # By their last parts: transformers writes modules under the names of old checkpoints.
-        absent = Counter(map(_last, header["tensors"])) - Counter(map(_last, names))
-        if absent:
+        try:
+            found = _Saved.read(text) if found is None and text is not None else found
+        except _DAMAGED as error:
             raise ShardError(
-                f"the files lack {absent.total()} tensors of int8 layers, of {', '.join(absent)}; save the model again"
-            )
-        return header
-    raise ValueError(
-        "config.json has a quantization_config of octet, and the files beside it are not of an int8 model that "
-        "save_pretrained wrote; take it out, and give quantization_config=OctetConfig(...) to from_pretrained"
-    )
+                f"{file} has a damaged header {METHOD!r} ({type(error).__name__}: {error}); load the file again, or "
+                "quantise and save the model again"
+            ) from error
+    if found is None:
+        raise ValueError(
+            "config.json has a quantization_config of octet, and the files beside it are not of an int8 model that "
+            "save_pretrained wrote; take it out, and give quantization_config=OctetConfig(...) to from_pretrained"
+        )
+    # By their last parts: transformers writes modules under the names of old checkpoints.
+    absent = Counter(map(_last, found.forms)) - Counter(map(_last, names))
+    if absent:
+        raise ShardError(
+            f"the files lack {absent.total()} tensors of int8 layers, of {', '.join(absent)}; save the model again"
+        )
+    return found

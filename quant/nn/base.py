@@ -75,7 +75,7 @@ def adopt(new: nn.Module, old: nn.Module, name: str) -> None:
 
 def as_float32(x: Tensor) -> Tensor:
     """A float tensor as float32; tensors of other types stay, and the kernels refuse them."""
-    return x.to(torch.float32) if x.is_floating_point() else x
+    return x.float() if x.is_floating_point() else x  # `to` takes twice the time of a small row's cast
 
 
 @dataclass(frozen=True)

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from quant.dynamic import build, put_in, report_of
 from quant.dynamic_decisions import Decision, check_rules, check_settings, check_something, check_tensor, decide
 from quant.kernels import dispatch
+from quant.kernels.row_slices import VALUES
 from quant.nn.attention import leave_fast_paths
 from quant.recipe import Recipe
 from quant.report import attach_report, summary
@@ -89,10 +90,12 @@ class Assembly:
             what: the tensor in errors.
 
         Raises:
+            ShardError: a value is beyond the dtype that the model declares.
             TypeError, ValueError: the tensor is none that can be quantised, or a recipe's group size does not fit.
         """
         check_tensor(what, tensor)
         group, names = self._of[name], self.names(name)
+        check_holds(what, tensor, group.tensors[names].dtype)
         value = nn.Parameter(tensor.detach(), requires_grad=False)  # one object: layers share what is the same
         for decision in group.decisions:
             for key in _keys(decision, names):
@@ -134,6 +137,18 @@ class Assembly:
                 if isinstance(part, QuantModule):
                     part.dtype = dtype  # what the model declares, whatever the tensors came in
         self.model = put_in(self.model, group.decisions)
+
+
+def check_holds(what: str, tensor: Tensor, dtype: torch.dtype) -> None:
+    """Raise ShardError where a tensor, called `what`, has values beyond a dtype, which would become inf or wrap."""
+    for part in tensor.detach().reshape(-1).split(VALUES) if tensor.dtype != dtype else ():
+        value = part.to(dtype)
+        lost = (value.isinf() & ~part.isinf()) if dtype.is_floating_point else value != part
+        if bool(lost.any()):
+            raise ShardError(
+                f"{what} has the value {part[lost][0].item()}, which {dtype} of the model does not hold; make the "
+                "model with a wider dtype"
+            )
 
 
 def _set(model: nn.Module, name: str, value: nn.Parameter) -> None:

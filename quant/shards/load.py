@@ -9,10 +9,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from quant.pretrained import is_pretrained, let_it_save
 from quant.recipe import Recipe
 from quant.runtime.layers.quant_module import QuantModule
 from quant.runtime.names import full_name
-from quant.shards.assembly import Assembly
+from quant.shards.assembly import Assembly, check_holds
 from quant.shards.derived_buffers import fill_derived
 from quant.shards.reader import FLOATS, Checkpoint, ShardError, Shards
 
@@ -72,6 +73,7 @@ def load_quantized(
     result = assembly.finish()
     _load_floats(result, checkpoint, tied)
     fill_derived(result)
+    let_it_save(result, recipe)
     return result
 
 
@@ -95,7 +97,7 @@ def _check(model: nn.Module, checkpoint: Checkpoint, tied: dict[str, tuple[str, 
     extra = [name for name in entries if name not in state and not _matches(name, ignore)]
     for names in dict.fromkeys(tied.values()):
         if not any(name in entries for name in names):
-            way = f"they have {extra[0]!r}, which the model lacks: are names changed?" if extra else "give all of them"
+            way = f"they have {extra[0]!r}, which the model lacks: {_renamed(model)}" if extra else "give all of them"
             raise ShardError(f"tensor {' or '.join(map(repr, names))} of {kind} is in none of the shards; {way}")
         for name in (name for name in names if name in entries):
             own, entry = state[name], entries[name]
@@ -117,6 +119,16 @@ def _check(model: nn.Module, checkpoint: Checkpoint, tied: dict[str, tuple[str, 
         )
 
 
+def _renamed(model: nn.Module) -> str:
+    """The way to a model whose checkpoint has other names; transformers knows those of older ones of its models."""
+    if is_pretrained(model):
+        return (
+            "names of an older form of this model are read by its from_pretrained(..., quantization_config="
+            "OctetConfig(...)), of quant.integrations.transformers_quantizer"
+        )
+    return "are names changed?"
+
+
 def _matches(name: str, patterns: Sequence[str]) -> bool:
     return any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)
 
@@ -134,18 +146,6 @@ def _one_of(names: tuple[str, ...], checkpoint: Checkpoint) -> tuple[str, Tensor
     return first, tensor
 
 
-def _as_declared(name: str, tensor: Tensor, dtype: torch.dtype, checkpoint: Checkpoint) -> Tensor:
-    """A tensor in the model's dtype; ShardError where its values are beyond that, and would become inf or wrap."""
-    value = tensor.to(dtype)
-    lost = (value.isinf() & ~tensor.isinf()) if dtype.is_floating_point else value != tensor
-    if bool(lost.any()):
-        raise ShardError(
-            f"{checkpoint.where(name)} has the value {tensor[lost].flatten()[0].item()}, which {dtype} of the model "
-            "does not hold; make the model with a wider dtype"
-        )
-    return value
-
-
 @torch.no_grad()
 def _load_floats(model: nn.Module, checkpoint: Checkpoint, tied: dict[str, tuple[str, ...]]) -> None:
     """Load what stays float: parameters and buffers of modules that are not quantised, in the dtype of the model."""
@@ -157,6 +157,8 @@ def _load_floats(model: nn.Module, checkpoint: Checkpoint, tied: dict[str, tuple
                 if own is None or not names or (isinstance(module, QuantModule) and own.device.type != "meta"):
                     continue
                 if names not in loaded:
-                    value = _as_declared(*_one_of(names, checkpoint), own.dtype, checkpoint)
+                    name, tensor = _one_of(names, checkpoint)
+                    check_holds(checkpoint.where(name), tensor, own.dtype)
+                    value = tensor.to(own.dtype)
                     loaded[names] = nn.Parameter(value, own.requires_grad) if isinstance(own, nn.Parameter) else value
                 held[key] = loaded[names]

@@ -112,10 +112,14 @@ class Checkpoint:
 def _files(shards: Shards) -> tuple[list[Path], set[str]]:
     """The files, and the names that an index says they have."""
     if not isinstance(shards, (str, os.PathLike)):
-        files = [Path(one) for one in shards]
-        if not files:
+        if not isinstance(shards, Iterable):
+            raise TypeError(f"shards is {shards!r}, expected a .safetensors file, a list of them, an index or a folder")
+        paths = list(shards)
+        if not paths:
             raise ShardError("shards: there are no files")
-        return [one for file in files for one in _files(file)[0]], set()
+        return [file for path in paths for file in _files(path)[0]], set()
+    if not os.fspath(shards):
+        raise ShardError("shards is an empty path, expected a file or folder; '.' is the working folder")
     path = Path(shards)
     if path.is_dir():
         _refuse_configured(path / "config.json")

@@ -15,6 +15,7 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 
 import quant
+from quant.shards import ShardError
 
 from .models import EACH, EACH_BITS, SUBJECTS, Subject, transformers
 
@@ -88,6 +89,96 @@ def test_what_from_pretrained_refuses(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps(config))
     with pytest.raises(ValueError, match="are not of an int8 model that save_pretrained wrote; take it out"):
         type(model).from_pretrained(tmp_path)
+
+
+def saved(subject: Subject, folder: Path, dtype: torch.dtype = DTYPE) -> nn.Module:
+    """A model of 4 bits that `save_pretrained` has written there."""
+    model = subject.make(dtype)
+    model.save_pretrained(folder / "float")
+    q: nn.Module = type(model).from_pretrained(folder / "float", quantization_config=octet(subject, 4), dtype=dtype)
+    q.save_pretrained(folder)
+    return q
+
+
+@pytest.mark.parametrize("name", ["llama", "qwen2"])  # qwen2's first parameter is the float32 bias of an int8 layer
+def test_a_saved_model_loads_in_the_dtype_that_is_asked_for(name: str, tmp_path: Path) -> None:
+    subject = SUBJECTS[name]
+    q = saved(subject, tmp_path)
+    for asked, dtype in (
+        (None, DTYPE),
+        ("auto", DTYPE),
+        (torch.float32, torch.float32),
+        (torch.float16, torch.float16),
+    ):
+        again = type(q).from_pretrained(tmp_path, **({} if asked is None else {"dtype": asked}))
+        assert again.model.norm.weight.dtype is dtype
+        assert again.model.layers[0].mlp.up_proj.dtype is dtype
+        for key, tensor in q.state_dict().items():
+            assert torch.equal(again.state_dict()[key].to(tensor.dtype), tensor), key
+        with torch.inference_mode():
+            logits = again(**subject.batch(dtype)).logits
+            assert logits.dtype is dtype
+            assert float((logits - q(**subject.batch(DTYPE)).logits).abs().max()) < 0.1 * float(logits.abs().max())
+
+
+DAMAGED = {
+    "cut off": '{"layers',
+    "a list": "[]",
+    "no tensors": '{"layers": {}}',
+    "a number for a form": '{"layers": {}, "tensors": {"a": 5}, "report": []}',
+    "a dtype that there is not": '{"layers": {}, "tensors": {"a": ["int9", [1]]}, "report": []}',
+    "a layer without its class": '{"layers": {"lm_head": {}}, "tensors": {}, "report": []}',
+    "another report": '{"layers": {}, "tensors": {}, "report": [{"a": 1}]}',
+}
+
+
+@pytest.mark.parametrize("header", DAMAGED.values(), ids=list(DAMAGED))
+def test_a_damaged_header_is_named(header: str, tmp_path: Path) -> None:
+    q, file = saved(SUBJECTS["llama"], tmp_path), tmp_path / "model.safetensors"
+    save_file(load_file(file), file, metadata={"format": "pt", "octet": header})
+    with pytest.raises(
+        ShardError, match=r"model.safetensors has a damaged header 'octet' \(.*; load the file again, or"
+    ):
+        type(q).from_pretrained(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["llama_tied", "qwen2", "mixtral"])
+def test_what_quantize_dynamic_and_load_quantized_give_is_saved(name: str, tmp_path: Path) -> None:
+    subject = SUBJECTS[name]
+    subject.make(DTYPE).save_pretrained(tmp_path / "float")
+    model = type(subject.make()).from_pretrained(tmp_path / "float", dtype=DTYPE)
+    q = quant.quantize_dynamic(model, subject.recipe(4))
+    q.save_pretrained(tmp_path / "dynamic")
+    again = type(model).from_pretrained(tmp_path / "dynamic")
+    assert_same(again, q, subject)
+    assert list(quant.summary(again)) == list(quant.summary(q))
+    assert again.config.quantization_config.to_recipe() == subject.recipe(4)
+    assert not hasattr(model.config, "quantization_config")
+    if name == "mixtral":  # whose files have other names
+        return
+    with torch.device("meta"):
+        bare = type(model)(model.config).eval().to(DTYPE)
+    loaded = quant.load_quantized(bare, tmp_path / "float", subject.recipe(4))
+    loaded.save_pretrained(tmp_path / "loaded")
+    assert_same(type(model).from_pretrained(tmp_path / "loaded"), q, subject)  # rotary frequencies in float32, as here
+
+
+def test_a_recipe_that_no_file_holds_is_not_saved(tmp_path: Path) -> None:
+    model = SUBJECTS["llama"].make(DTYPE)
+    q = quant.quantize_dynamic(model, quant.Recipe({nn.Embedding: None}))
+    with pytest.raises(quant.RecipeError, match="only names have a form in JSON; name the layers, with wildcards"):
+        q.save_pretrained(tmp_path)
+
+
+def test_checkpoints_under_older_names_are_from_pretrained_s(tmp_path: Path) -> None:
+    model = SUBJECTS["mixtral"].make(DTYPE)
+    model.save_pretrained(tmp_path)
+    with torch.device("meta"):
+        bare = type(model)(model.config).eval().to(DTYPE)
+    with pytest.raises(
+        ShardError, match=r"names of an older form .* from_pretrained\(.*quantization_config=OctetConfig"
+    ):
+        quant.load_quantized(bare, tmp_path)
 
 
 def test_integers_that_a_saved_model_lacks_are_not_drawn_at_random(tmp_path: Path) -> None:

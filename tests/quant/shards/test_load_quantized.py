@@ -267,6 +267,11 @@ def test_files_that_are_none(tmp_path: Path) -> None:
         quant.load_quantized(empty(), tmp_path / "pytorch_model.bin")
     with pytest.raises(ShardError, match="there are no files"):
         quant.load_quantized(empty(), [])
+    with pytest.raises(ShardError, match=r"empty path, expected a file or folder; '\.' is the working folder"):
+        quant.load_quantized(empty(), "")
+    for number in (5, [5]):
+        with pytest.raises(TypeError, match=r"shards is 5, expected a .safetensors file, a list of them, an index or"):
+            quant.load_quantized(empty(), number)  # type: ignore[arg-type]
     (tmp_path / "index.json").write_text("[]")
     with pytest.raises(ShardError, match="is no index of safetensors files"):
         quant.load_quantized(empty(), tmp_path / "index.json")
@@ -299,6 +304,14 @@ def test_values_that_the_declared_dtype_does_not_hold(tmp_path: Path) -> None:
     with pytest.raises(
         ShardError, match=r"'blocks.0.norm.weight' of .* has the value 1000000.0, which torch.float16 of the model does"
     ):
+        quant.load_quantized(empty(dtype=torch.float16), folder)
+    quant.load_quantized(empty(dtype=torch.bfloat16), folder)
+
+
+def test_a_bias_of_an_int8_layer_that_the_declared_dtype_does_not_hold(tmp_path: Path) -> None:
+    tensors = {**state(made(dtype=torch.float32)), "blocks.0.up.bias": torch.full((96,), -1e6)}
+    folder = in_shards(tensors, tmp_path)
+    with pytest.raises(ShardError, match=r"'blocks.0.up.bias' of .* has the value -1000000.0, which torch.float16 of"):
         quant.load_quantized(empty(dtype=torch.float16), folder)
     quant.load_quantized(empty(dtype=torch.bfloat16), folder)
 
