@@ -157,16 +157,45 @@ def test_a_loop_counts_as_it_did(count: Any, other: int, read: bool) -> None:
     assert runs(net, X, X)
 
 
-def test_sizes_that_grow_by_much_are_varied_apart(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Together, a video's batch, length, height and width would be hundreds of times as large."""
-    calls = []
+def calls_of_proofs(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """Collects the calls with other sizes that proofs record."""
+    calls: list[Any] = []
 
     def watched(*arguments: Any) -> Any:
-        calls.append(proof_varied(*arguments))
+        calls.append(varied(*arguments))
         return calls[-1]
 
-    proof_varied = proof.varied
+    varied = proof.varied
     monkeypatch.setattr(proof, "varied", watched)
+    return calls
+
+
+def test_a_shorter_mask_has_padding_as_well(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else a forward that looks for padding branches otherwise, and the recording shows nothing."""
+    calls = calls_of_proofs(monkeypatch)
+
+    class Masked(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(16, 16)
+
+        def forward(self, x: Tensor, mask: Tensor) -> Tensor:
+            y = self.layer(x) / x.shape[1]
+            return y if mask.all() else y * mask.unsqueeze(2)
+
+    for dtype in (torch.bool, torch.int64):
+        mask = (torch.arange(24) < torch.tensor([[24], [20], [24], [21]])).to(dtype)
+        assert runs(
+            Masked(), (torch.randn(4, 24, 16), mask), torch.randn(3, 30, 16), torch.arange(90).view(3, 30) % 7 > 0
+        )
+    shorter = [args[1] for args, _ in calls if args[1].shape[1] < 24]
+    assert shorter
+    assert not any(mask.all() for mask in shorter)
+
+
+def test_sizes_that_grow_by_much_are_varied_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Together, a video's batch, length, height and width would be hundreds of times as large."""
+    calls = calls_of_proofs(monkeypatch)
 
     def between(net: Any, y: Tensor, n: int) -> Tensor:
         for i in range(y.shape[1]):
