@@ -168,16 +168,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     threads: int = options.threads[0]
     print(harness.describe(harness.machine(("onnxruntime", "openvino", "torchao"), threads, harness.pin(threads))))
     good = loading(options.layers or LAYERS) if "load" in options.part else True
-    lines, missing = [], dict[str, str]()
+    header = ("", "tokens", "who", f"tokens/s of {LAYERS} layers", "time over ours at 4 bits", "error", "weights")
+    missing: dict[str, str] = {}
     with torch.inference_mode():
         for part in (part for part in PARTS[1:] if part in options.part):
             for context in options.contexts:
-                more, absent = measured(part, context, options.layers or 4, threads)
-                lines += more
+                lines, absent = measured(part, context, options.layers or 4, threads)
+                print(display.table(header, lines), flush=True)  # each row takes minutes
                 missing.update(absent)
-    if lines:
-        header = ("", "tokens", "who", f"tokens/s of {LAYERS} layers", "time over ours at 4 bits", "error", "weights")
-        print(display.table(header, lines))
     for name, reason in missing.items():
         print(f"{name} is missing: {reason}")
     return 0 if good else 1

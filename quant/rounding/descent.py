@@ -7,6 +7,9 @@ from torch import Tensor
 
 from quant.rounding.grid import Grid
 
+BLOCK = 64
+"""Columns whose changes all others hear of in one product."""
+
 SWEEPS = 8
 """The largest number of times that all columns are visited; a few usually suffice."""
 
@@ -47,17 +50,25 @@ def descend(
     gradient = (q * grid.step - target) @ hessian  # half of it
     for _ in range(SWEEPS):
         moved = False
-        for k in range(q.shape[-1]):
-            own, step = diagonal[..., k, None], grid.step[..., k]
-            wish = q[..., k] - torch.where(own > 0, gradient[..., k] / (own * step), 0.0)
-            best = torch.clamp(torch.round(wish), grid.bottom[..., k], grid.top[..., k])
-            change = best - q[..., k]
-            change = torch.where(_gains(change * step, gradient[..., k], own, step), change, 0.0)
-            if not bool(change.any()):
-                continue
-            moved = True
-            q[..., k] += change
-            gradient += (change * step)[..., None] * hessian[..., k, :].unsqueeze(-2)
+        for start in range(0, q.shape[-1], BLOCK):
+            end = min(start + BLOCK, q.shape[-1])
+            # What a column changes is heard at once by those of its block, and by the others behind the block.
+            near, nearby = gradient[..., start:end].clone(), hessian[..., start:end, start:end]
+            changes = torch.zeros_like(near)
+            for k in range(start, end):
+                own, step, slope = diagonal[..., k, None], grid.step[..., k], near[..., k - start]
+                wish = q[..., k] - torch.where(own > 0, slope / (own * step), 0.0)
+                best = torch.clamp(torch.round(wish), grid.bottom[..., k], grid.top[..., k])
+                change = best - q[..., k]
+                change = torch.where(_gains(change * step, slope, own, step), change, 0.0)
+                if not bool(change.any()):
+                    continue
+                q[..., k] += change
+                changes[..., k - start] = change * step
+                near += (change * step)[..., None] * nearby[..., k - start, :].unsqueeze(-2)
+            if bool(changes.any()):
+                moved = True
+                gradient += changes @ hessian[..., start:end, :]
         if not moved:
             break
     return q
