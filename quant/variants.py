@@ -107,7 +107,7 @@ class Calibrated:
         limit: int | None = None,
         progress: bool = True,
     ) -> None:
-        check_batches(data, verb)
+        check_batches(data, verb, "data")
         if limit is not None and limit < 1:
             raise ValueError(f"{verb}: limit is {limit}, expected at least 1 batch, or None")
         self.model, self.probe, self.own_recipe = model, copy_model(model), recipe or Recipe()
