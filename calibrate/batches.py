@@ -132,13 +132,17 @@ class Caller:
             self.doubts.append(text)
 
 
-def check_batches(batches: object, who: str) -> None:
-    """Raise TypeError for a value that is not an iterable of batches: a single batch, a path, None."""
+def check_batches(batches: object, who: str, argument: str = "batches") -> None:
+    """Raise TypeError for a value that is not an iterable of batches: a single batch, a path, None.
+
+    Args:
+        argument: what the caller calls it.
+    """
     is_iterable = hasattr(batches, "__iter__") or hasattr(batches, "__getitem__")
     if isinstance(batches, (Tensor, Mapping, str)) or not is_iterable:
         raise TypeError(
-            f"{who}: batches is a {type(batches).__name__}, expected an iterable of batches, as a DataLoader is; put a "
-            "single batch in a list"
+            f"{who}: {argument} is a {type(batches).__name__}, expected an iterable of batches, as a DataLoader is; "
+            "put a single batch in a list"
         )
 
 

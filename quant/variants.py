@@ -107,7 +107,7 @@ class Calibrated:
         limit: int | None = None,
         progress: bool = True,
     ) -> None:
-        check_batches(data, verb)
+        check_batches(data, verb, "data")
         check_limit(limit, verb)
         self.model, self.probe, self.own_recipe = model, copy_model(model), recipe or Recipe()
         some, data = some_batches(data, limit)

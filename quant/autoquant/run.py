@@ -19,12 +19,12 @@ from quant.autoquant.costs import default_clock
 from quant.autoquant.records import Records, identity, weights_of
 from quant.autoquant.result import LATENCY, SIZE, Autoquantized
 from quant.autoquant.search import Search
-from quant.autoquant.trials import Bench, Trial, beyond_normal, score_in, score_out, unit_of
+from quant.autoquant.trials import Bench, Trial, score_in, score_out
 from quant.calibrate.checkpoint import check_folder
 from quant.calibrate.driver import Forward
 from quant.kernels.progress import progress_of
 from quant.kernels.race import Clock
-from quant.metric import Evaluate, Metric, MetricWarning, Score
+from quant.metric import Evaluate, Metric, MetricWarning
 from quant.prepare import check_model
 from quant.recipe import Recipe
 from quant.report import summary
@@ -91,7 +91,7 @@ def autoquant(
 
     Warns:
         MetricWarning: `evaluate` gives another number in a second call with the float model, or a score for each of
-            too few samples to show that the budget holds.
+            too few samples to show that a model holds the budget.
     """
     began = time.perf_counter()
     _check(max_drop, objective, max_evaluations)
@@ -107,7 +107,6 @@ def autoquant(
     records = Records(path, identity(weights, calibrated.data, calibrated.own_recipe, calibrated.example))
     score = score_in(records.get("scores", Plan(Form.FLOAT).key, lambda: first or score_out(metric.of_float(model))))
     metric.noise = records.get("metric", "noise", lambda: metric.noise)
-    _check_samples(score, max_drop)
     bar = progress_of("autoquant", unit="model", total=max_evaluations, shown=progress)
 
     def told(trial: Trial, best: Trial) -> None:
@@ -123,20 +122,21 @@ def autoquant(
         interrupted = _interrupted(search.run)
         if not interrupted and search.best.plan.form is not Form.FLOAT:
             interrupted = _interrupted(lambda: bench.tuned_seconds(search.best.plan))
+    _say_few_samples(search)
     return _result(search, objective, began, interrupted)
 
 
-def _check_samples(score: Score, max_drop: float) -> None:
-    """Warn where the samples are too few to show that a budget holds."""
-    if score.samples is None or len(score.samples) < 2:
-        return
-    unit = unit_of(score) * beyond_normal(0)
-    if max_drop * len(score.samples) < unit:
-        enough = f"give at least {math.ceil(unit / max_drop)}, or " if max_drop else ""
+def _say_few_samples(search: Search) -> None:
+    """Warn where float is all that is left, and a model misses the budget only since few samples differ."""
+    samples = search.bench.score.samples or ()
+    missed = [one for one in search.trials[1:] if one.sure_drop - one.rare < search.max_drop < one.sure_drop]
+    if missed and search.best.plan.form is Form.FLOAT:
+        nearest = min(missed, key=lambda one: one.sure_drop)
+        enough = math.ceil(len(samples) * nearest.rare / (search.max_drop - nearest.sure_drop + nearest.rare))
         warnings.warn(
-            f"{VERB}: of {len(score.samples)} samples without a single difference, the drop on others may still be "
-            f"{unit / len(score.samples):.2g} (at 95 %), and max_drop is {max_drop:g}: only a model that scores better "
-            f"than float can keep it; {enough}return the mean, which is held against the budget as it is",
+            f"{VERB}: {nearest.plan.says} loses {nearest.drop:.3g} of {len(samples)} samples, of which few differ, so "
+            f"that others may lose {nearest.sure_drop:.2g} (at 95 %) and max_drop={search.max_drop:g} is not held; "
+            f"score some {enough}, or return the mean, which is held against the budget as it is",
             MetricWarning,
             stacklevel=4,
         )

@@ -42,6 +42,7 @@ class Trial:
         sure_drop: the bound that is held against the budget: where the metric gives a score for each sample, the drop's
             upper end at 95 %, also where few samples differ or none does (`beyond_normal`); else the drop.
         cost: measured here.
+        rare: the part of `sure_drop` that is there because few samples differ.
     """
 
     plan: Plan
@@ -49,6 +50,7 @@ class Trial:
     drop: float
     sure_drop: float
     cost: Cost
+    rare: float = 0.0
 
 
 @dataclass
@@ -75,7 +77,8 @@ class Bench:
         score = score_in(self.records.get("scores", plan.key, lambda: score_out(self.metric(self.model(plan)))))
         cost = self.cost(plan)
         value = score.value if math.isfinite(score.value) else -math.inf
-        return Trial(plan, value, self.score.value - value, _sure_drop(self.score, score, value), cost)
+        drop, rare = self.score.value - value, _rare(self.score, score)
+        return Trial(plan, value, drop, drop + _spread(self.score, score) + rare, cost, rare)
 
     def earlier(self) -> list[Trial]:
         """The trials that the records have, whoever made them; no more is measured."""
@@ -231,23 +234,28 @@ def score_in(data: Mapping[str, Any]) -> Score:
     return Score(data["value"], None if data["samples"] is None else tuple(data["samples"]))
 
 
-def _sure_drop(of_float: Score, other: Score, value: float) -> float:
-    """The upper end of the drop where both have scores for the same samples, else the drop."""
-    drop = of_float.value - value
+def _differences(of_float: Score, other: Score) -> list[float]:
+    """What each sample loses, where both have finite scores for the same ones, and several; else nothing."""
     if of_float.samples is None or other.samples is None or len(of_float.samples) != len(other.samples):
-        return drop
+        return []
     differences = [one - two for one, two in zip(of_float.samples, other.samples, strict=True)]
-    count = len(differences)
-    if count < 2 or not all(map(math.isfinite, differences)):
-        return drop
-    largest = max(map(abs, differences)) or unit_of(of_float)
-    rare = largest * beyond_normal(sum(map(bool, differences))) / count
-    return drop + SURE * statistics.stdev(differences) / math.sqrt(count) + rare
+    return differences if len(differences) > 1 and all(map(math.isfinite, differences)) else []
 
 
-def unit_of(score: Score) -> float:
-    """What one sample can lose, as far as the scores of the samples tell: the largest of them, 1 where all are 0."""
-    return max(map(abs, score.samples or ()), default=0.0) or 1.0
+def _spread(of_float: Score, other: Score) -> float:
+    """The upper end of the mean of the differences, at 95 % of a normal distribution, over their mean."""
+    differences = _differences(of_float, other)
+    return SURE * statistics.stdev(differences) / math.sqrt(len(differences)) if differences else 0.0
+
+
+def _rare(of_float: Score, other: Score) -> float:
+    """What few differences may hide: the largest, or where none differs the largest score (1 where all are 0), as often
+    as `beyond_normal` says."""
+    differences = _differences(of_float, other)
+    if not differences:
+        return 0.0
+    largest = max(map(abs, differences)) or max(map(abs, of_float.samples or ())) or 1.0
+    return largest * beyond_normal(sum(map(bool, differences))) / len(differences)
 
 
 def beyond_normal(events: int) -> float:
