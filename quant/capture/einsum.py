@@ -91,9 +91,9 @@ def as_products(graph: Graph, root: nn.Module) -> Graph:
     def renumber(leaf: Any) -> Any:
         return Ref(moved[leaf.index]) if isinstance(leaf, Ref) else leaf
 
+    products = [_Product.of(node, graph, root) for node in graph.nodes]  # while all have their first numbers
     counts = []
-    for node in graph.nodes:
-        written = _Product.of(node, graph, root)
+    for node, written in zip(graph.nodes, products, strict=True):
         node.args, node.kwargs = map_leaves(renumber, (node.args, node.kwargs))
         steps = [node] if written is None else written.steps(node, nodes, root)
         counts.append(len(steps))
@@ -124,10 +124,10 @@ class _Product:
     @classmethod
     def of(cls, node: Node, graph: Graph, root: nn.Module) -> _Product | None:
         """The product that a node of a graph is; None where it is none."""
-        if node.target is not torch.einsum or len(node.args) != 3 or node.kwargs:
+        if node.target is not torch.einsum or node.kwargs:
             return None
-        dims, operands = contraction(node.args[0]), node.args[1:]
-        if dims is None or not all(_is_float32(one, graph, root) for one in operands):
+        dims, operands = contraction(node.args[0]), _operands(node)
+        if dims is None or len(operands) != 2 or not all(_is_float32(one, graph, root) for one in operands):
             return None
         for one, other in zip(*(_shapes(operand, graph.nodes, root, node) for operand in operands), strict=True):
             if len(one) != len(dims.one) or len(other) != len(dims.other):
@@ -148,7 +148,7 @@ class _Product:
             node: reads `before` by its new numbers.
         """
         dims, batch = self.dims, len(self.dims.batch)
-        one, other = node.args[:0:-1] if self.swaps else node.args[1:]
+        one, other = _operands(node)[::-1] if self.swaps else _operands(node)
         chain = _Chain(node, before, root)
         rows = chain.permuted(one, dims.one, dims.batch + dims.rows + dims.summed)
         rows = chain.flattened(rows, -len(dims.summed), len(dims.summed))
@@ -162,7 +162,7 @@ class _Product:
         if apart > 1:
             y = chain.unflattened(y, batch, one, [dims.one.index(letter) for letter in dims.rows])
         chain.permuted(y, dims.batch + dims.rows + dims.columns, dims.out)
-        return chain.nodes
+        return chain.laid_out()
 
 
 class _Chain:
@@ -200,6 +200,13 @@ class _Chain:
         sizes = tuple(self.size(like, one) for one in dims)
         return self.append(Kind.METHOD, "unflatten", value, dim, sizes)
 
+    def laid_out(self) -> list[Node]:
+        """The calls, with a last one where einsum's result lies otherwise in memory: `view` takes what it gives."""
+        last = self.nodes[-1]
+        if self._value(last, 0).stride() != self._value(self.node, 0).stride():
+            self.append(Kind.METHOD, "contiguous", Ref(last.index))
+        return self.nodes
+
     def size(self, value: Any, dim: int) -> Any:
         """A size as a number of the graph; of a constant the number itself."""
         if isinstance(value, Ref):
@@ -221,6 +228,12 @@ class _Chain:
 
     def _at(self, index: int) -> Node:
         return self.before[index] if index < len(self.before) else self.nodes[index - len(self.before)]
+
+
+def _operands(node: Node) -> tuple[Any, ...]:
+    """The tensors of an einsum, which may be given as one list."""
+    args = node.args[1:]
+    return tuple(args[0]) if len(args) == 1 and isinstance(args[0], (tuple, list)) else args
 
 
 def _constant(value: Any, root: nn.Module) -> Tensor:

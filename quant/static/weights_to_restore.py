@@ -13,6 +13,9 @@ from quant.runtime.names import child_name, full_name
 from quant.runtime.restored_weights import RestoredTensor, WeightsToRestore
 from quant.runtime.trees import Attr, Ref
 
+SAME = ("clone", "contiguous", "detach", "float", "to")
+"""Methods that give the numbers that they get."""
+
 
 def weights_to_restore(fused: FusedGraph) -> WeightsToRestore:
     """Those of the functional layers of a captured module."""
@@ -33,6 +36,8 @@ def _tensors(step: Step, layer: Weighted, fused: FusedGraph) -> Iterator[Restore
             if node.target is operator.getitem and isinstance(node.args[1], slice):
                 value, sliced = node.args[0], True
             else:  # computed from parts: the module reads it as its `weight`
-                value = Attr(full_name(owner, "weight" if is_weight else "bias"))
+                path = full_name(owner, "weight" if is_weight else "bias")
+                # A parameter that is turned or scaled at once would be so twice; one that is normalised stays the same.
+                value = None if Attr(path) in node.args and node.target not in SAME else Attr(path)
         if isinstance(value, Attr):
             yield RestoredTensor(value.path, sliced, key, is_weight)

@@ -143,7 +143,7 @@ def test_spans_of_modules_end_where_their_calls_do() -> None:
     q = quant.quantize_static(model, [x], progress=False)
     assert (q(x) - expected).norm() / expected.norm() < 0.03
     q = quant.quantize_static(model[:2], [x], progress=False)
-    assert (q[1](model[0](x)) - model[:2](x)).norm() / model[:2](x).norm() < 0.03
+    assert (q.get_submodule("1")(model[0](x)) - model[:2](x)).norm() / model[:2](x).norm() < 0.03
 
 
 def test_it_is_trained() -> None:
@@ -157,6 +157,54 @@ def test_it_is_trained() -> None:
     assert weight.shape == (5, 8, 6)
     assert weight.grad is not None
     assert weight.grad.abs().sum() > 0
+
+
+class Chain(nn.Module):
+    """Three einsums in a row, each of which has more calls as a product."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weights = nn.ParameterList([nn.Parameter(torch.randn(8, 8) / 3) for _ in range(3)])
+
+    def forward(self, x: Tensor) -> Tensor:
+        for weight in self.weights:
+            x = torch.einsum("bd,od->bo", x, weight).relu()
+        return x
+
+
+def test_one_behind_others_is_a_product_as_well() -> None:
+    torch.manual_seed(0)
+    model, x = Chain().eval(), torch.randn(16, 8)
+    graph = capture(model, x).graphs[""]
+    assert targets(graph).count("matmul") == 3
+    assert torch.allclose(run(graph, model, x), model(x), atol=1e-6)
+    q = quant.quantize_static(model, [x], progress=False)
+    assert not any(entry.name.startswith("einsum") for entry in quant.summary(q))
+
+
+def test_operands_in_a_list() -> None:
+    class Listed(Einsum):
+        def forward(self, x: Tensor, y: Tensor | None = None) -> Tensor:
+            return torch.einsum(self.equation, [x, self.weight])
+
+    model, x = Listed("bi,oi->bo", (6, 8)).eval(), torch.randn(3, 8)
+    graph = capture(model, x).graphs[""]
+    assert "einsum" not in targets(graph)
+    assert torch.allclose(run(graph, model, x), model(x), atol=1e-6)
+
+
+@pytest.mark.parametrize(("equation", "first"), [("oc,cn->on", True), ("oc,bc->ob", True), ("bd,ed->eb", False)])
+def test_its_result_can_be_viewed(equation: str, first: bool) -> None:
+    """Torch's einsum lays these results out in order, where a permuted product has none that `view` takes."""
+
+    class Viewed(Einsum):
+        def forward(self, x: Tensor, y: Tensor | None = None) -> Tensor:
+            return super().forward(x, y).view(-1)
+
+    model = Viewed(equation, (6, 8), weight_first=first).eval()
+    x = torch.randn((8, 5) if equation == "oc,cn->on" else (5, 8))
+    q = quant.quantize_static(model, [x], progress=False)
+    assert (q(x) - model(x)).norm() / model(x).norm() < 0.03
 
 
 def test_letters() -> None:
