@@ -94,7 +94,7 @@ def whole_plan(model: nn.Module, example_inputs: Any = None) -> WholePlan:
     """
     runner = runner_of(model, example_inputs)
     region = _only_region(runner.program, type(model).__name__)
-    outputs = dict(_named_outputs(runner.program.output, runner.program, type(model).__name__))
+    outputs = _outputs(runner.program, type(model).__name__)
     with torch.no_grad():  # where gradients may be wanted, no plan stands for parameters that want one
         text = region.text(runner)
     if text is None:
@@ -250,6 +250,18 @@ def _outside(schedule: Schedule, program: Program) -> Iterator[str]:
     for step in schedule.steps:
         outside += [step] if isinstance(step, Instruction) else step.tail
     yield from map(described, sorted(outside, key=computes))
+
+
+def _outputs(program: Program, kind: str) -> dict[str, int]:
+    """The registers of what a model returns, by name."""
+    outputs: dict[str, int] = {}
+    for name, index in _named_outputs(program.output, program, kind):
+        if outputs.setdefault(name, index) != index:
+            raise ExportError(
+                f"{kind} returns two values that a plan would both name '{name}'; give them other keys (a key and its "
+                "place in the output make the name)"
+            )
+    return outputs
 
 
 def _named_outputs(output: Any, program: Program, kind: str) -> Iterator[tuple[str, int]]:

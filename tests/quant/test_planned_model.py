@@ -178,6 +178,29 @@ def test_a_plan_has_nothing_to_save(tmp_path: Path) -> None:
         quant.save(to_plan(nested()[0]), tmp_path / "model.q8")
 
 
+class OneNameForTwo(nn.Module):
+    """Returns two values whose keys make one name."""
+
+    def __init__(self, *, same: bool) -> None:
+        super().__init__()
+        self.first, self.second, self.same = nn.Linear(6, 8), nn.Linear(8, 3), same
+
+    def forward(self, x: Tensor) -> dict[str, Any]:
+        x = torch.relu(self.first(x))
+        y = self.second(x)
+        return {"a": {"b": y}, "a.b": y if self.same else x}
+
+
+def test_outputs_of_one_name_are_one_value() -> None:
+    def one(*, same: bool) -> nn.Module:
+        return quant.quantize_static(OneNameForTwo(same=same).eval(), [image(4, 6)], progress=False)
+
+    with pytest.raises(ExportError, match=r"returns two values that a plan would both name 'a\.b'; give them other keys"):
+        to_plan(one(same=False))
+    model = one(same=True)
+    assert_same(to_plan(model)(image(4, 6)), model(image(4, 6)))
+
+
 def test_a_model_of_several_calls_is_no_plan() -> None:
     with pytest.raises(ExportError, match="holds no int8 module; quantise it first"):
         to_plan(Nested())
