@@ -32,6 +32,8 @@ class PlannedModel(nn.Module):
 
     def __init__(self, plan: WholePlan, backend: str | None = None) -> None:
         super().__init__()
+        if backend is not None:
+            dispatch.current(backend)  # raises where it is none of this machine
         self.plan, self.backend = dataclasses.replace(plan, constants=()), backend
         for place, tensor in enumerate(plan.constants):
             self.register_buffer(f"constant_{place}", tensor)
@@ -40,6 +42,8 @@ class PlannedModel(nn.Module):
     def forward(self, *args: Tensor, **kwargs: Tensor) -> Any:
         """What the model returns, from its inputs by place or by name.
 
+        The inputs are those of the plan, which `print` shows: tensors that the model reads, each by itself. One that
+        comes in a list or a dictionary has the name of that argument, the second of them with "_2" behind it.
         Named tuples come as tuples, and objects of other classes as dictionaries of their fields.
 
         Raises:
@@ -83,14 +87,12 @@ class PlannedModel(nn.Module):
 
     def _in_order(self, args: Sequence[Tensor], kwargs: Mapping[str, Tensor]) -> list[Tensor]:
         names = [one.name for one in self.plan.inputs]
-        given = dict(zip(names, args, strict=False))
-        twice, unknown = given.keys() & kwargs.keys(), kwargs.keys() - set(names)
-        missing = [name for name in names if name not in given and name not in kwargs]
-        if twice or unknown or missing or len(args) > len(names):
+        placed, by_name = names[: len(args)], names[len(args) :]
+        fits = len(args) + len(kwargs) == len(names) and not kwargs.keys() & set(placed)
+        if not fits or kwargs.keys() != set(by_name):
             got = f"{len(args)} by place" + "".join(f", {name!r}" for name in kwargs)
             raise TypeError(f"the model has {len(names)} inputs ({', '.join(names)}), got {got}")
-        given.update(kwargs)
-        return [given[name] for name in names]
+        return [*args, *(kwargs[name] for name in by_name)]
 
     def _explained(self, error: str, inputs: Sequence[Tensor]) -> str:
         """An error of the plan with its layer's name, and with the inputs that are unlike those at export."""

@@ -7,7 +7,7 @@ steps outside of it and the reasons that the schedule has for them.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -108,7 +108,7 @@ def whole_plan(model: nn.Module, example_inputs: Any = None) -> WholePlan:
         whole,
         tuple(_steps(lines, region)),
         tuple(_in_bytes(one.detach().contiguous()) for one in text.constants),
-        tuple(_input(index, runner, region) for index in inputs),
+        _named_apart([_input(index, runner, region) for index in inputs]),
         tuple(_value(name, runner.program.values[index]) for name, index in outputs.items()),
         form_of(runner.program.output),
     )
@@ -294,6 +294,20 @@ def _input(index: int, runner: ProgramRunner, region: Region) -> PlanValue:
     value = _value(expected.name, runner.program.values[index])
     held = region.ranks is not None or expected.rank is not None
     return dataclasses.replace(value, fixed_rank=held and value.shape is not None)
+
+
+def _named_apart(inputs: Sequence[PlanValue]) -> tuple[PlanValue, ...]:
+    """Inputs by names of their own: the tensors in one argument, a list or a dictionary, have its name."""
+    own, taken = {one.name for one in inputs}, set[str]()
+    named = []
+    for one in inputs:
+        name, count = one.name, 1
+        while name in taken or (count > 1 and name in own):
+            count += 1
+            name = f"{one.name}_{count}"
+        taken.add(name)
+        named.append(dataclasses.replace(one, name=name))
+    return tuple(named)
 
 
 def _value(name: str, value: Value) -> PlanValue:
