@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -80,6 +80,16 @@ class PlannedModel(nn.Module):
         if not outputs and self.plan.outputs:
             raise ValueError("NaN or inf came to where a value is rounded to an integer")
         return outputs
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> PlannedModel:
+        for x in self.buffers():
+            if fn(x[:0] if x.dim() else x).dtype != x.dtype:
+                raise TypeError(
+                    f"PlannedModel: its {dtype_name(x.dtype)} constants cannot become another dtype: a plan takes, "
+                    "computes and gives float32; convert inputs and outputs instead"
+                )
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        return self
 
     def extra_repr(self) -> str:
         takes, gives = (", ".join(one.name for one in ends) for ends in (self.plan.inputs, self.plan.outputs))

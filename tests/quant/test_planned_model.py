@@ -240,6 +240,15 @@ def test_inputs_of_one_name_go_by_place() -> None:
             planned(*args, **kwargs)
 
 
+def test_constants_keep_their_dtypes() -> None:
+    model, inputs = nested()
+    plan = to_plan(model)
+    for convert in (nn.Module.half, nn.Module.double, lambda one: one.to(torch.bfloat16)):
+        with pytest.raises(TypeError, match=r"float32 constants cannot become another dtype: .* convert inputs"):
+            convert(nn.Sequential(plan))
+    assert_same(plan.to("cpu").float()(*inputs), model(*inputs))
+
+
 def test_a_backend_that_is_not_here_is_an_error_at_once() -> None:
     with pytest.raises(ValueError, match="no backend is called 'nope'"):
         to_plan(nested()[0], backend="nope")
