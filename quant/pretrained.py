@@ -7,6 +7,7 @@ import sys
 from torch import nn
 
 from quant.recipe import Recipe
+from quant.runtime.layers.quant_module import QuantModule
 
 
 def is_pretrained(module: nn.Module) -> bool:
@@ -15,13 +16,17 @@ def is_pretrained(module: nn.Module) -> bool:
     return library is not None and isinstance(module, library.PreTrainedModel)
 
 
+def _holds_int8(module: nn.Module) -> bool:
+    return any(isinstance(one, QuantModule) for one in module.modules())
+
+
 def let_it_save(model: nn.Module, recipe: Recipe) -> None:
     """Let `save_pretrained` of a quantised model, and of those in it, write the int8 layers.
 
     Without this it would write their tensors as if they were the float layers', and loading them would draw the float
-    weights at random.
+    weights at random. A model in it that stayed float is transformers' alone: it saves and trains as before.
     """
-    parts = [module for module in model.modules() if is_pretrained(module)]
+    parts = [module for module in model.modules() if is_pretrained(module) and _holds_int8(module)]
     if not parts:
         return
     try:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -32,6 +32,8 @@ class PlannedModel(nn.Module):
 
     def __init__(self, plan: WholePlan, backend: str | None = None) -> None:
         super().__init__()
+        if backend is not None:
+            dispatch.current(backend)  # raises where it is none of this machine
         self.plan, self.backend = dataclasses.replace(plan, constants=()), backend
         for place, tensor in enumerate(plan.constants):
             self.register_buffer(f"constant_{place}", tensor)
@@ -40,6 +42,8 @@ class PlannedModel(nn.Module):
     def forward(self, *args: Tensor, **kwargs: Tensor) -> Any:
         """What the model returns, from its inputs by place or by name.
 
+        The inputs are those of the plan, which `print` shows: tensors that the model reads, each by itself. One that
+        comes in a list or a dictionary has the name of that argument, the second of them with "_2" behind it.
         Named tuples come as tuples, and objects of other classes as dictionaries of their fields.
 
         Raises:
@@ -77,20 +81,28 @@ class PlannedModel(nn.Module):
             raise ValueError("NaN or inf came to where a value is rounded to an integer")
         return outputs
 
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> PlannedModel:
+        for x in self.buffers():
+            if fn(x[:0] if x.dim() else x).dtype != x.dtype:
+                raise TypeError(
+                    f"PlannedModel: its {dtype_name(x.dtype)} constants cannot become another dtype: a plan takes, "
+                    "computes and gives float32; convert inputs and outputs instead"
+                )
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        return self
+
     def extra_repr(self) -> str:
         takes, gives = (", ".join(one.name for one in ends) for ends in (self.plan.inputs, self.plan.outputs))
         return f"inputs=({takes}), outputs=({gives}), operations={len(self.plan.steps)}"
 
     def _in_order(self, args: Sequence[Tensor], kwargs: Mapping[str, Tensor]) -> list[Tensor]:
         names = [one.name for one in self.plan.inputs]
-        given = dict(zip(names, args, strict=False))
-        twice, unknown = given.keys() & kwargs.keys(), kwargs.keys() - set(names)
-        missing = [name for name in names if name not in given and name not in kwargs]
-        if twice or unknown or missing or len(args) > len(names):
+        placed, by_name = names[: len(args)], names[len(args) :]
+        fits = len(args) + len(kwargs) == len(names) and not kwargs.keys() & set(placed)
+        if not fits or kwargs.keys() != set(by_name):
             got = f"{len(args)} by place" + "".join(f", {name!r}" for name in kwargs)
             raise TypeError(f"the model has {len(names)} inputs ({', '.join(names)}), got {got}")
-        given.update(kwargs)
-        return [given[name] for name in names]
+        return [*args, *(kwargs[name] for name in by_name)]
 
     def _explained(self, error: str, inputs: Sequence[Tensor]) -> str:
         """An error of the plan with its layer's name, and with the inputs that are unlike those at export."""

@@ -7,7 +7,7 @@ steps outside of it and the reasons that the schedule has for them.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -94,7 +94,7 @@ def whole_plan(model: nn.Module, example_inputs: Any = None) -> WholePlan:
     """
     runner = runner_of(model, example_inputs)
     region = _only_region(runner.program, type(model).__name__)
-    outputs = dict(_named_outputs(runner.program.output, runner.program, type(model).__name__))
+    outputs = _outputs(runner.program, type(model).__name__)
     with torch.no_grad():  # where gradients may be wanted, no plan stands for parameters that want one
         text = region.text(runner)
     if text is None:
@@ -108,7 +108,7 @@ def whole_plan(model: nn.Module, example_inputs: Any = None) -> WholePlan:
         whole,
         tuple(_steps(lines, region)),
         tuple(_in_bytes(one.detach().contiguous()) for one in text.constants),
-        tuple(_input(index, runner, region) for index in inputs),
+        _named_apart([_input(index, runner, region) for index in inputs]),
         tuple(_value(name, runner.program.values[index]) for name, index in outputs.items()),
         form_of(runner.program.output),
     )
@@ -252,6 +252,18 @@ def _outside(schedule: Schedule, program: Program) -> Iterator[str]:
     yield from map(described, sorted(outside, key=computes))
 
 
+def _outputs(program: Program, kind: str) -> dict[str, int]:
+    """The registers of what a model returns, by name."""
+    outputs: dict[str, int] = {}
+    for name, index in _named_outputs(program.output, program, kind):
+        if outputs.setdefault(name, index) != index:
+            raise ExportError(
+                f"{kind} returns two values that a plan would both name '{name}'; give them other keys (a key and its "
+                "place in the output make the name)"
+            )
+    return outputs
+
+
 def _named_outputs(output: Any, program: Program, kind: str) -> Iterator[tuple[str, int]]:
     """The tensors of an output by their names in it."""
     for name, leaf in named_leaves(output):
@@ -282,6 +294,20 @@ def _input(index: int, runner: ProgramRunner, region: Region) -> PlanValue:
     value = _value(expected.name, runner.program.values[index])
     held = region.ranks is not None or expected.rank is not None
     return dataclasses.replace(value, fixed_rank=held and value.shape is not None)
+
+
+def _named_apart(inputs: Sequence[PlanValue]) -> tuple[PlanValue, ...]:
+    """Inputs by names of their own: the tensors in one argument, a list or a dictionary, have its name."""
+    own, taken = {one.name for one in inputs}, set[str]()
+    named = []
+    for one in inputs:
+        name, count = one.name, 1
+        while name in taken or (count > 1 and name in own):
+            count += 1
+            name = f"{one.name}_{count}"
+        taken.add(name)
+        named.append(dataclasses.replace(one, name=name))
+    return tuple(named)
 
 
 def _value(name: str, value: Value) -> PlanValue:

@@ -71,16 +71,37 @@ class OctetConfig(QuantizationConfigMixin):  # type: ignore[misc]
         if recipe is None:
             default = QConfig(weight_bits=bits, group_size=group_size, weight_symmetric=symmetric)
             recipe = Recipe(rules or {}, default=default)
-        self._recipe = recipe if isinstance(recipe, Recipe) else Recipe.from_dict(recipe)
+        self._recipe: Recipe | str = recipe if isinstance(recipe, Recipe) else Recipe.from_dict(recipe)
         self.dtype = dtype
 
     def to_recipe(self) -> Recipe:
-        """The recipe that it stands for."""
+        """The recipe that it stands for.
+
+        Raises:
+            RecipeError: the config was pickled, and its recipe has rules that are no names.
+        """
+        if isinstance(self._recipe, str):
+            raise RecipeError(self._recipe)
         return self._recipe
 
     def to_dict(self) -> dict[str, Any]:
-        """As config.json has it."""
-        return {"quant_method": METHOD, "recipe": self._recipe.to_dict(), "dtype": self.dtype}
+        """As config.json has it; RecipeError where the recipe has rules that are no names."""
+        return {"quant_method": METHOD, "recipe": self.to_recipe().to_dict(), "dtype": self.dtype}
+
+    def __getstate__(self) -> dict[str, Any]:
+        """For pickle, which takes no lambda: of a recipe that has no form in JSON the error that says so is kept."""
+        state = dict(self.__dict__)
+        try:
+            self.to_dict()
+        except RecipeError as error:
+            state["_recipe"] = str(error)
+        return state
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> OctetConfig:
+        """A copy with the recipe itself, which nothing writes to."""
+        copied = object.__new__(type(self))
+        copied.__dict__.update(self.__dict__)
+        return copied
 
 
 class _Quantize(ConversionOps):  # type: ignore[misc]

@@ -178,6 +178,82 @@ def test_a_plan_has_nothing_to_save(tmp_path: Path) -> None:
         quant.save(to_plan(nested()[0]), tmp_path / "model.q8")
 
 
+class OneNameForTwo(nn.Module):
+    """Returns two values whose keys make one name."""
+
+    def __init__(self, *, same: bool) -> None:
+        super().__init__()
+        self.first, self.second, self.same = nn.Linear(6, 8), nn.Linear(8, 3), same
+
+    def forward(self, x: Tensor) -> dict[str, Any]:
+        x = torch.relu(self.first(x))
+        y = self.second(x)
+        return {"a": {"b": y}, "a.b": y if self.same else x}
+
+
+def test_outputs_of_one_name_are_one_value() -> None:
+    def one(*, same: bool) -> nn.Module:
+        return quant.quantize_static(OneNameForTwo(same=same).eval(), [image(4, 6)], progress=False)
+
+    with pytest.raises(
+        ExportError, match=r"returns two values that a plan would both name 'a\.b'; give them other keys"
+    ):
+        to_plan(one(same=False))
+    model = one(same=True)
+    assert_same(to_plan(model)(image(4, 6)), model(image(4, 6)))
+
+
+class TakesContainers(nn.Module):
+    """Its arguments hold two tensors, and one has the name that the second of these would get."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second, self.third = nn.Linear(6, 8), nn.Linear(6, 8), nn.Linear(6, 8)
+
+    def forward(self, x: list[Tensor], x_2: Tensor) -> Tensor:
+        return self.first(x[0]) + torch.relu(self.second(x[1])) - self.third(x_2)
+
+
+def test_tensors_of_one_argument_are_inputs_of_their_own(tmp_path: Path) -> None:
+    one, two, three = image(4, 6, seed=1), image(4, 6, seed=2), image(4, 6, seed=3)
+    model = quant.quantize_static(TakesContainers().eval(), [([one, two], three)], progress=False)
+    quant.save(model, tmp_path / "model.q8", runner=True)
+    plan = quant.load(tmp_path / "model.q8")
+    assert "inputs=(x, x_3, x_2)" in repr(plan)
+    expected = model([one, two], three)
+    assert_same(plan(one, two, three), expected)
+    assert_same(plan(one, x_2=three, x_3=two), expected)
+    with pytest.raises(TypeError, match=r"has 3 inputs \(x, x_3, x_2\), got 0 by place, 'x', 'x_2'"):
+        plan(x=one, x_2=three)
+
+
+def test_inputs_of_one_name_go_by_place() -> None:
+    """As files of before may have them."""
+    model, inputs = nested()
+    plan = to_plan(model).plan
+    constants = tuple(to_plan(model).buffers())
+    alike = tuple(dataclasses.replace(one, name="x") for one in plan.inputs)
+    planned = PlannedModel(dataclasses.replace(plan, inputs=alike, constants=constants))
+    assert_same(planned(*inputs), model(*inputs))
+    for args, kwargs in (((), {"x": inputs[0]}), ((inputs[0],), {"x": inputs[1]})):
+        with pytest.raises(TypeError, match=r"has 2 inputs \(x, x\), got \d by place, 'x'"):
+            planned(*args, **kwargs)
+
+
+def test_constants_keep_their_dtypes() -> None:
+    model, inputs = nested()
+    plan = to_plan(model)
+    for convert in (nn.Module.half, nn.Module.double, lambda one: one.to(torch.bfloat16)):
+        with pytest.raises(TypeError, match=r"float32 constants cannot become another dtype: .* convert inputs"):
+            convert(nn.Sequential(plan))
+    assert_same(plan.to("cpu").float()(*inputs), model(*inputs))
+
+
+def test_a_backend_that_is_not_here_is_an_error_at_once() -> None:
+    with pytest.raises(ValueError, match="no backend is called 'nope'"):
+        to_plan(nested()[0], backend="nope")
+
+
 def test_a_model_of_several_calls_is_no_plan() -> None:
     with pytest.raises(ExportError, match="holds no int8 module; quantise it first"):
         to_plan(Nested())

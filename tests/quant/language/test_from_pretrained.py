@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import json
+import pickle
 import subprocess
 import sys
 from pathlib import Path
@@ -168,6 +170,26 @@ def test_a_recipe_that_no_file_holds_is_not_saved(tmp_path: Path) -> None:
     q = quant.quantize_dynamic(model, quant.Recipe({nn.Embedding: None}))
     with pytest.raises(quant.RecipeError, match="only names have a form in JSON; name the layers, with wildcards"):
         q.save_pretrained(tmp_path)
+
+
+def test_a_model_with_a_predicate_is_copied_and_pickled() -> None:
+    subject = SUBJECTS["llama"]
+    q = quant.quantize_dynamic(subject.make(), quant.Recipe({lambda _, module: isinstance(module, nn.Embedding): None}))
+    config = q.hf_quantizer.quantization_config
+    assert copy.deepcopy(q).hf_quantizer.quantization_config.to_recipe() is config.to_recipe()
+    again = pickle.loads(pickle.dumps(q))
+    assert_same(again, q, subject)
+    for ask in (again.hf_quantizer.quantization_config.to_dict, again.hf_quantizer.quantization_config.to_recipe):
+        with pytest.raises(quant.RecipeError, match="only names have a form in JSON"):
+            ask()
+
+
+def test_a_model_that_stays_float_is_not_marked() -> None:
+    subject = SUBJECTS["llama"]
+    both = nn.ModuleDict({"text": subject.make(), "head": nn.Linear(8, 8)})
+    q = quant.quantize_dynamic(both, quant.Recipe({"text.*": None}))
+    assert getattr(q["text"], "hf_quantizer", None) is None
+    assert quant.quantize_dynamic(both)["text"].hf_quantizer is not None
 
 
 def test_checkpoints_under_older_names_are_from_pretrained_s(tmp_path: Path) -> None:
