@@ -51,6 +51,12 @@ def test_a_limit_below_one_is_an_error(model: Net, batches: list[Tensor], limit:
         take(model, batches, limit=limit)
 
 
+@pytest.mark.parametrize("limit", [2.5, True, "3"])
+def test_a_limit_that_is_no_whole_number_is_an_error(model: Net, batches: list[Tensor], limit: Any) -> None:
+    with pytest.raises(TypeError, match=f"limit is {limit!r}, expected a whole number of batches"):
+        take(model, batches, limit=limit)
+
+
 class Twice(nn.Module):
     """One norm for two values, whose means lie far apart."""
 
