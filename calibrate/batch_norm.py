@@ -7,6 +7,11 @@ i of the norm, and n_i its rows (of a batch that calls it once, the batch's samp
 
     mean = sum_i n_i m_i / sum_i n_i,    variance = sum_i n_i (v_i + m_i**2) / sum_i n_i - mean**2
 
+v_i is what a call divides by, the mean square around its own m_i. A running variance is k / (k - 1) of that, of k
+values per channel: added up with the spread of the m_i it would count that spread twice, half too much for batches of
+two rows. The factor of all values together comes last, so that one batch gives torch's running variance. Of a norm that
+is folded in training k is not known, and v_i is the running variance.
+
 A norm that one batch calls several times normalises all these calls by one mean and variance, so those are of the
 mixture. Training's running averages leave out how far the means of the calls lie apart.
 """
@@ -42,7 +47,7 @@ class BatchNormEstimate:
 
     Attributes:
         norms: names of the batch norms whose statistics are new.
-        left: of those that the batches did not reach, which keep theirs.
+        left: of those that the batches did not reach, or whose own `train` keeps them in eval mode; they keep theirs.
         batches, samples: that were taken.
         seconds: that it took.
     """
@@ -93,7 +98,8 @@ def reestimate_batch_norm(
             not finite, with the norm's name; one batch uses a norm several times other than by calling the module; or
             the model is from `quant.prepare`, where batch norms are those of the float model. The model is then as it
             was.
-        CalibrationError: the model failed on a batch, which the message describes. The model is then as it was.
+        CalibrationError: the model failed on a batch, which the message describes, or called a norm that took no
+            statistics of its input. The model is then as it was.
     """
     began = time.perf_counter()
     check_batches(batches, WHO)
@@ -105,16 +111,16 @@ def reestimate_batch_norm(
     batches_taken = samples = 0
     bar = progress_of("batch norms", unit="batch", total=total_of(batches, limit), shown=progress)
     try:
-        with bar, evaluating(model), _by_batch(model, norms.values()), _noting_calls(norms, sums):
+        with bar, evaluating(model), _by_batch(model, norms.values()), _noting_calls(norms, sums) as taking:
             for index, batch in enumerate(itertools.islice(batches, limit)):
-                for norm in norms.values():
+                for norm in taking.values():
                     norm.reset_running_stats()
                 try:
                     run(model, batch)
                 except Exception as error:
                     what = f"{WHO}: batch {index}, {describe(batch)}: {type(error).__name__}: {error}"
                     raise CalibrationError(what) from error
-                for name, norm in norms.items():
+                for name, norm in taking.items():
                     sums[name].add_uncalled(name, norm, count_samples(batch))
                 batches_taken, samples = batches_taken + 1, samples + count_samples(batch)
                 bar.update()
@@ -133,7 +139,7 @@ class _Sums:
     """Of a norm's statistics, over calls."""
 
     def __init__(self) -> None:
-        self.samples = 0
+        self.samples = self.values = 0
         self.mean: Any = 0.0
         self.square: Any = 0.0
 
@@ -153,17 +159,25 @@ class _Sums:
         if uses:
             self.add(norm, samples)
 
-    def add(self, norm: Any, samples: int) -> None:
-        """Add what the norm's buffers say of one call."""
+    def add(self, norm: Any, samples: int, values: int = 0) -> None:
+        """Add what the norm's buffers say of one call.
+
+        Args:
+            values: in the call, per channel; 0 where that is not known, and the variance stays the running one.
+        """
         mean, variance = norm.running_mean.double(), norm.running_var.double()
+        if values:
+            variance = variance * ((values - 1) / values)
         self.samples += samples
+        self.values += values
         self.mean = self.mean + samples * mean
         self.square = self.square + samples * (variance + mean.square())
 
     def statistics(self) -> tuple[Tensor, Tensor]:
         """Mean and variance, float64 (channels,)."""
         mean = self.mean / self.samples
-        return mean, (self.square / self.samples - mean.square()).clamp(min=0.0)
+        variance = (self.square / self.samples - mean.square()).clamp(min=0.0)
+        return mean, variance * (self.values / (self.values - 1)) if self.values else variance
 
 
 def _norms(model: nn.Module) -> dict[str, Any]:
@@ -194,39 +208,49 @@ def _norms(model: nn.Module) -> dict[str, Any]:
 
 
 @contextlib.contextmanager
-def _noting_calls(norms: dict[str, Any], sums: dict[str, _Sums]) -> Iterator[None]:
-    """Add the statistics of each call of a norm by itself, of which its buffers then know nothing."""
+def _noting_calls(norms: dict[str, Any], sums: dict[str, _Sums]) -> Iterator[dict[str, Any]]:
+    """Add the statistics of each call of a norm by itself, of which its buffers then know nothing.
 
-    def noting(of: _Sums) -> Any:
-        def note(norm: Any, args: tuple[Any, ...], output: Tensor) -> None:
-            of.add(norm, len(output))
+    Gives the norms that take statistics: those in training mode, which a norm's own `train` may not let it be in.
+    """
+
+    def noting(name: str) -> Any:
+        def note(norm: Any, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
+            if not int(norm.num_batches_tracked):
+                raise ValueError(
+                    f"'{name}' was called and took no statistics of its input: its forward, or the model's, keeps it "
+                    "in eval mode; let it follow train(), or let its train() keep it in eval mode to leave it out"
+                )
+            x: Tensor = next(iter((*args, *kwargs.values())))
+            sums[name].add(norm, len(x), x.numel() // norm.num_features)
             norm.reset_running_stats()
 
         return note
 
+    taking = {name: norm for name, norm in norms.items() if norm.training}
     with contextlib.ExitStack() as hooks:
-        for name, norm in norms.items():
-            hooks.callback(norm.register_forward_hook(noting(sums[name])).remove)
-        yield
+        for name, norm in taking.items():
+            hooks.callback(norm.register_forward_hook(noting(name), with_kwargs=True).remove)
+        yield taking
 
 
 @contextlib.contextmanager
 def _by_batch(model: nn.Module, norms: Iterable[Any]) -> Iterator[None]:
     """Let norms alone be in training mode, with buffers that hold the mean over the uses since they were reset."""
     every = list(norms)
-    momenta = [norm.momentum for norm in every]
+    settings = [(norm.momentum, norm.track_running_stats) for norm in every]
     frozen = [one for one in model.modules() if FROZEN in one._buffers and isinstance(one, _Freezes)]
     frozen = [one for one in frozen if one.is_on(FROZEN)]
     try:
         for norm in every:
-            norm.momentum = None
+            norm.momentum, norm.track_running_stats = None, True  # False would leave the buffers as they are
             norm.train()
         for one in frozen:
             one.switch(FROZEN, False)
         yield
     finally:
-        for norm, momentum in zip(every, momenta, strict=True):
-            norm.momentum = momentum
+        for norm, (momentum, tracked) in zip(every, settings, strict=True):
+            norm.momentum, norm.track_running_stats = momentum, tracked
         for one in frozen:
             one.switch(FROZEN, True)
 
@@ -245,7 +269,7 @@ def _check_statistics(new: dict[str, tuple[Tensor, Tensor]], batches: int) -> No
     if not batches:
         raise ValueError(f"{WHO}: batches is empty: nothing was seen (a generator can be read only once)")
     if not new:
-        raise ValueError(f"{WHO}: the batches reach no batch norm; nothing was changed")
+        raise ValueError(f"{WHO}: the batches reach no batch norm that takes statistics; nothing was changed")
     for name, (mean, variance) in new.items():
         if not bool((torch.isfinite(mean) & torch.isfinite(variance)).all()):
             raise ValueError(f"{WHO}: '{name}' was given NaN or infinite values; nothing was changed")

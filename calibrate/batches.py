@@ -147,7 +147,9 @@ def check_batches(batches: object, who: str, argument: str = "batches") -> None:
 
 
 def check_limit(limit: int | None, who: str) -> None:
-    """Raise ValueError for a number of batches that is none."""
+    """Raise TypeError or ValueError for a number of batches that is none."""
+    if isinstance(limit, bool) or not (limit is None or hasattr(limit, "__index__")):
+        raise TypeError(f"{who}: limit is {limit!r}, expected a whole number of batches, or None")
     if limit is not None and limit < 1:
         raise ValueError(f"{who}: limit is {limit}, expected at least 1 batch, or None")
 

@@ -175,7 +175,8 @@ def _make_tied(decision: Decision, owner: Decision) -> QuantModule | None:
     assert qconfig is not None
     assert owner.qconfig is not None
     settings = ["weight_bits", "group_size", "weight_symmetric"]
-    settings += [] if isinstance(module, TABLES) else ["per_channel", "activation_bits"]
+    if not isinstance(module, TABLES):
+        settings += ["per_channel", "activation_bits", "weight_observer", "weight_options"]
     for setting in settings:
         mine, other = getattr(qconfig, setting), getattr(owner.qconfig, setting)
         if mine != other:

@@ -127,19 +127,25 @@ def autoquant(
 
 
 def _say_few_samples(search: Search) -> None:
-    """Warn where float is all that is left, and a model misses the budget only since few samples differ."""
+    """Warn where no int8 model keeps the budget, and one misses it only since few samples were scored."""
     samples = search.bench.score.samples or ()
-    missed = [one for one in search.trials[1:] if one.sure_drop - one.rare < search.max_drop < one.sure_drop]
-    if missed and search.best.plan.form is Form.FLOAT:
-        nearest = min(missed, key=lambda one: one.sure_drop)
-        enough = math.ceil(len(samples) * nearest.rare / (search.max_drop - nearest.sure_drop + nearest.rare))
-        warnings.warn(
-            f"{VERB}: {nearest.plan.says} loses {nearest.drop:.3g} of {len(samples)} samples, of which few differ, so "
-            f"that others may lose {nearest.sure_drop:.2g} (at 95 %) and max_drop={search.max_drop:g} is not held; "
-            f"score some {enough}, or return the mean, which is held against the budget as it is",
-            MetricWarning,
-            stacklevel=4,
-        )
+    missed = [one for one in search.trials[1:] if one.rare and one.sure_drop - one.rare <= search.max_drop]
+    if not missed or search.nearest is None or search.holds(search.nearest):
+        return
+    nearest = min(missed, key=lambda one: one.sure_drop)
+    room = search.max_drop - (nearest.sure_drop - nearest.rare)
+    enough = (
+        f"score some {math.ceil(len(samples) * nearest.rare / room)}"
+        if room
+        else "no number of samples can: allow more"
+    )
+    warnings.warn(
+        f"{VERB}: {nearest.plan.says} loses {nearest.drop:.3g} over {len(samples)} samples, by which others may lose "
+        f"{nearest.sure_drop:.2g} (at 95 %), and max_drop={search.max_drop:g} is not held; {enough}, or return the "
+        "mean, which is held against the budget as it is",
+        MetricWarning,
+        stacklevel=4,
+    )
 
 
 def _interrupted(work: Callable[[], object]) -> bool:

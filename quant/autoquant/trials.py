@@ -77,7 +77,7 @@ class Bench:
         score = score_in(self.records.get("scores", plan.key, lambda: score_out(self.metric(self.model(plan)))))
         cost = self.cost(plan)
         value = score.value if math.isfinite(score.value) else -math.inf
-        drop, rare = self.score.value - value, _rare(self.score, score)
+        drop, rare = self.score.value - value, 0.0 if plan.form is Form.FLOAT else _rare(self.score, score)
         return Trial(plan, value, drop, drop + _spread(self.score, score) + rare, cost, rare)
 
     def earlier(self) -> list[Trial]:

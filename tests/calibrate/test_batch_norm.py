@@ -51,6 +51,12 @@ def test_a_limit_below_one_is_an_error(model: Net, batches: list[Tensor], limit:
         take(model, batches, limit=limit)
 
 
+@pytest.mark.parametrize("limit", [2.5, True, "3"])
+def test_a_limit_that_is_no_whole_number_is_an_error(model: Net, batches: list[Tensor], limit: Any) -> None:
+    with pytest.raises(TypeError, match=f"limit is {limit!r}, expected a whole number of batches"):
+        take(model, batches, limit=limit)
+
+
 class Twice(nn.Module):
     """One norm for two values, whose means lie far apart."""
 
@@ -96,6 +102,61 @@ def test_a_norm_that_is_used_twice_without_being_called_is_named(batches: list[T
     assert all(torch.equal(tensor, before[name]) for name, tensor in by_itself.state_dict().items())
     assert not by_itself.norm._forward_hooks
     assert by_itself.norm.momentum == 0.1
+
+
+class KeptInEval(nn.BatchNorm2d):
+    """A norm that is frozen by its own `train`."""
+
+    def train(self, mode: bool = True) -> KeptInEval:
+        return super().train(False)
+
+
+class Frozen(nn.BatchNorm2d):
+    """A norm that is frozen by its own forward."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        return nn.functional.batch_norm(input, self.running_mean, self.running_var)
+
+
+def test_a_norm_whose_train_keeps_it_in_eval_mode_keeps_its_statistics(model: Net, batches: list[Tensor]) -> None:
+    model.norm = KeptInEval(8)
+    model.norm.running_mean.fill_(0.3)  # type: ignore[union-attr]
+    before = {name: tensor.clone() for name, tensor in model.norm.state_dict().items()}
+    found = take(model, batches)
+    assert (found.norms, found.left) == (("own",), ("norm", "spare"))
+    assert all(torch.equal(tensor, before[name]) for name, tensor in model.norm.state_dict().items())
+    model.eval()
+    with torch.no_grad():
+        inner = [torch.sigmoid(model.second(torch.relu(model.norm(model.conv(x))))) for x in batches]
+    assert_statistics(model.own, torch.cat(inner))
+
+
+def test_a_norm_that_is_called_and_takes_no_statistics_is_named(model: Net, batches: list[Tensor]) -> None:
+    model.norm = Frozen(8)
+    model.norm.running_mean.fill_(0.3)  # type: ignore[union-attr]
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    with pytest.raises(CalibrationError, match=r"batch 0, .*'norm' was called and took no statistics"):
+        take(model, batches)
+    assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
+
+
+def test_a_norm_that_does_not_track_in_training_gets_statistics_too(model: Net, batches: list[Tensor]) -> None:
+    """Its buffers are what eval mode normalises by."""
+    model.norm.track_running_stats = False
+    assert take(model, batches).norms == ("norm", "own")
+    with torch.no_grad():
+        assert_statistics(model.norm, torch.cat([model.conv(x) for x in batches]))
+    assert model.norm.track_running_stats is False
+
+
+@pytest.mark.parametrize("sizes", [(2,) * 20, (16, 5, 2), (7,)], ids=str)
+def test_the_variance_of_small_batches_is_that_of_all_values(sizes: tuple[int, ...]) -> None:
+    torch.manual_seed(0)
+    batches = [3.0 * torch.randn(size, 4) + 1.0 for size in sizes]
+    norm = nn.BatchNorm1d(4)
+    take(norm, batches)
+    assert norm.running_var is not None
+    torch.testing.assert_close(norm.running_var, torch.cat(batches).var(0), atol=0.0, rtol=1e-4)
 
 
 def assert_statistics(norm: nn.BatchNorm2d, values: Tensor) -> None:
@@ -207,7 +268,7 @@ def test_bad_data_is_named_and_changes_nothing(case: Callable[..., Any], model: 
 def test_models_without_statistics_to_take_are_named(model: Net, batches: list[Tensor]) -> None:
     with pytest.raises(ValueError, match="Linear has no batch norm with running statistics"):
         take(nn.Linear(3, 3), batches)
-    with pytest.raises(ValueError, match="reach no batch norm"):
+    with pytest.raises(ValueError, match="reach no batch norm that takes statistics"):
         take(model, batches, forward=lambda model, batch: None)
     with pytest.raises(TypeError, match="batches is a Tensor"):
         take(model, batches[0])

@@ -271,14 +271,39 @@ def test_many_small_differences_are_bounded_by_their_spread() -> None:
     assert _rare(of_float, other) < 0.01 * float(lost.mean())
 
 
-def test_too_few_samples_for_a_budget_are_said() -> None:
+@pytest.mark.parametrize(
+    ("budget", "advice"), [(0.001, "score some 2969, or"), (0, "no number of samples can: allow more, or")], ids=str
+)
+def test_too_few_samples_for_a_budget_are_said(budget: float, advice: str) -> None:
     model, batches = nn.Sequential(nn.Linear(8, 8)).eval(), [torch.randn(16, 8) for _ in range(2)]
     x = torch.randn(150, 8)
     expected = model(x).argmax(1)
-    with pytest.warns(MetricWarning, match=r"loses 0 of 150 samples, .* 0\.02 .*max_drop=0\.001 .* some 2969"):
-        quant.autoquant(
-            model, batches, lambda one: one(x).argmax(1) == expected, max_drop=0.001, progress=False, clock=Ticks()
+    with pytest.warns(
+        MetricWarning, match=rf"loses 0 over 150 samples, .* 0\.02 .*max_drop={budget} .*{advice} return"
+    ):
+        result = quant.autoquant(
+            model, batches, lambda one: one(x).argmax(1) == expected, max_drop=budget, progress=False, clock=Ticks()
         )
+    assert result.trials[0].sure_drop == 0.0  # the float model loses nothing of its own
+
+
+def test_few_samples_are_no_reason_where_a_model_keeps_the_budget() -> None:
+    """Float is taken for its time here: a dynamic model holds what the static one misses."""
+    torch.manual_seed(0)
+    model, batches = nn.Sequential(nn.Linear(8, 8)).eval(), [torch.randn(16, 8) for _ in range(2)]
+    x = torch.randn(150, 8)
+    with torch.no_grad():
+        expected = model(x)
+    result = quant.autoquant(  # warnings are errors
+        model,
+        batches,
+        lambda one: nn.functional.cosine_similarity(one(x), expected),
+        max_drop=0.0001,
+        progress=False,
+        clock=Ticks(),
+    )
+    assert (result.form, result.missed) == ("float", 0.0)
+    assert any(trial.sure_drop - trial.rare < 0.0001 < trial.sure_drop for trial in result.trials[1:])
 
 
 def test_samples_bound_the_drop() -> None:

@@ -125,6 +125,28 @@ def test_learned_rounding_keeps_the_scale_that_was_asked_for(model: Model) -> No
         assert torch.equal(q.wide.scale, asked) == (kind == "mse")
 
 
+@pytest.mark.parametrize(
+    ("here", "there", "match"),
+    [
+        ({}, {"weight_observer": "mse"}, "weight_observer minmax here and mse there"),
+        (
+            {"weight_observer": "percentile", "weight_options": {"percentile": 99.0}},
+            {"weight_observer": "percentile", "weight_options": {"percentile": 90.0}},
+            "weight_options .*99.* here and .*90.* there",
+        ),
+    ],
+    ids=["observer", "options"],
+)
+def test_a_shared_weight_has_one_observer(here: dict[str, Any], there: dict[str, Any], match: str) -> None:
+    model = nn.Sequential(nn.Linear(32, 32), nn.Linear(32, 32)).eval()
+    model[1].weight = model[0].weight
+    recipe = Recipe({"0": QConfig(weight_bits=4, **there), "1": QConfig(weight_bits=4, **here)})
+    with pytest.raises(RecipeError, match=rf"its weight is also that of '0', but the recipe asks for {match}"):
+        quant.quantize_dynamic(model, recipe)
+    q: Any = quant.quantize_dynamic(model, Recipe(default=QConfig(weight_bits=4, **there)))
+    assert q[1].q_weight is q[0].q_weight
+
+
 def test_an_empty_layer_has_the_scale_of_no_weights() -> None:
     layer = nn.Linear(1, 3)
     layer.in_features, layer.weight = 0, nn.Parameter(torch.zeros(3, 0))
