@@ -85,7 +85,7 @@ def convert_program(
     numbers = {value: (context.scale(value), context.zero_point(value)) for value in fused.slot_of}
     program_runner = ProgramRunner(root, assembled.program, numbers, backend)
     keep_graph(program_runner, fused.graph)
-    program_runner.own_forward, program_runner.weights = runner.own_forward, weights_to_restore(fused)
+    program_runner.own_forward, program_runner.weights = runner.own_forward, weights_to_restore(fused, root)
     program_runner.eval()
     for one, layer in layers.items():
         if one.functional:

@@ -2,42 +2,77 @@
 
 from __future__ import annotations
 
+import dataclasses
 import operator
 from collections.abc import Iterator
 
+from torch import Tensor, nn
+
+from quant.folding import depends_on_nothing, parameter
 from quant.fusion.fused_graph import FusedGraph
-from quant.graph import Kind
+from quant.graph import Kind, evaluate
 from quant.ops.operator import Weighted
 from quant.ops.step import Step
 from quant.runtime.names import child_name, full_name
 from quant.runtime.restored_weights import RestoredTensor, WeightsToRestore
-from quant.runtime.trees import Attr, Ref
+from quant.runtime.trees import Attr, Ref, map_leaves
 
-SAME = ("clone", "contiguous", "detach", "float", "to")
-"""Methods that give the numbers that they get."""
+SAME = 0.01
+"""What is computed from a weight that was computed already may differ by this much of it: a normalised one does."""
 
 
-def weights_to_restore(fused: FusedGraph) -> WeightsToRestore:
+def weights_to_restore(fused: FusedGraph, root: nn.Module) -> WeightsToRestore:
     """Those of the functional layers of a captured module."""
     tensors: list[RestoredTensor] = []
     for step in fused.steps:
         if isinstance(step.operator, Weighted) and fused.graph.nodes[step.nodes[0]].kind is not Kind.MODULE:
-            tensors += _tensors(step, step.operator, fused)
+            tensors += _tensors(step, step.operator, fused, root)
     return WeightsToRestore(tensors)
 
 
-def _tensors(step: Step, layer: Weighted, fused: FusedGraph) -> Iterator[RestoredTensor]:
+def computed_otherwise(value: object, name: str, fused: FusedGraph, root: nn.Module) -> bool:
+    """Whether the parameter `name` cannot be given the weight that is computed from it.
+
+    One that is turned or scaled would be so twice; a copy and a normalised weight stay what they are.
+    """
+    graph = fused.graph
+    if not isinstance(value, Ref) or not depends_on_nothing(graph, value):
+        return False
+    if not isinstance(getattr(root.get_submodule(name.rpartition(".")[0]), name.rpartition(".")[2], None), Tensor):
+        return False  # another program's layer has it already, or the module computes it
+    once = parameter(value, graph, root)
+    assert once is not None
+
+    def again(index: int) -> Tensor:
+        args, kwargs = map_leaves(
+            lambda leaf: once if isinstance(leaf, Attr) and leaf.path == name else leaf,
+            (graph.nodes[index].args, graph.nodes[index].kwargs),
+        )
+        result: Tensor = evaluate(dataclasses.replace(graph.nodes[index], args=args, kwargs=kwargs), root, again)
+        return result
+
+    try:
+        twice = again(value.index)
+    except (RuntimeError, IndexError):  # the result has another shape, which the calls do not take
+        return True
+    return twice.shape != once.shape or bool((twice - once).norm() > SAME * once.norm())
+
+
+def computed_of(is_weight: bool, step: Step, fused: FusedGraph) -> str:
+    """The dotted name by which the module of a step reads a weight or bias that is computed."""
+    return full_name(fused.graph.nodes[step.nodes[0]].owner, "weight" if is_weight else "bias")
+
+
+def _tensors(step: Step, layer: Weighted, fused: FusedGraph, root: nn.Module) -> Iterator[RestoredTensor]:
     key = child_name(step.name)
     for is_weight, value in ((True, layer.weight), (False, layer.bias)):
         sliced = False
         if isinstance(value, Ref):
             node = fused.graph.nodes[value.index]
-            owner = fused.graph.nodes[step.nodes[0]].owner
             if node.target is operator.getitem and isinstance(node.args[1], slice):
                 value, sliced = node.args[0], True
             else:  # computed from parts: the module reads it as its `weight`
-                path = full_name(owner, "weight" if is_weight else "bias")
-                # A parameter that is turned or scaled at once would be so twice; one that is normalised stays the same.
-                value = None if Attr(path) in node.args and node.target not in SAME else Attr(path)
+                name = computed_of(is_weight, step, fused)
+                value = None if computed_otherwise(value, name, fused, root) else Attr(name)
         if isinstance(value, Attr):
             yield RestoredTensor(value.path, sliced, key, is_weight)
