@@ -35,6 +35,7 @@ ORDER = (
     "quant.nn",
     "quant.report",
     "quant.half_precision",
+    "quant.pretrained",
     "quant.dynamic_decisions",
     "quant.dynamic_rounding",
     "quant.dynamic",
@@ -84,7 +85,10 @@ ORDER = (
     "quant.__main__",
 )
 
-CLIMBING: dict[str, tuple[str, ...]] = {}
+CLIMBING: dict[str, tuple[str, ...]] = {
+    # A model of transformers, quantised, has to be saved by the quantizer of its library, which stands on all the rest.
+    "quant/pretrained.py": ("quant.integrations.transformers_quantizer",),
+}
 """File -> the modules that it imports although they belong further down in ORDER."""
 
 

@@ -398,9 +398,13 @@ def test_batches_of_a_loader_are_looked_at_one_by_one() -> None:
     assert loader.most <= 3
 
 
-@pytest.mark.parametrize(("batches", "limit"), [([], None), (data(2), 0)], ids=["empty", "limit 0"])
-def test_no_batches_are_refused_as_calibration_refuses_them(batches: list[Tensor], limit: int | None) -> None:
-    with pytest.raises(ValueError, match=r"calibrate\.run: "):
+@pytest.mark.parametrize(
+    ("batches", "limit", "verb"),
+    [([], None, r"calibrate\.run: "), (data(2), 0, r"quant\.quantize_static: limit is 0")],
+    ids=["empty", "limit 0"],
+)
+def test_no_batches_are_refused(batches: list[Tensor], limit: int | None, verb: str) -> None:
+    with pytest.raises(ValueError, match=verb):
         quant.quantize_static(transformer(), batches, example_inputs=data(1)[0], limit=limit, progress=False)
 
 
