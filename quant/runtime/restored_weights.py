@@ -23,12 +23,14 @@ class RestoredTensor(NamedTuple):
         sliced: whether it is some rows; the rows of all layers with this path are joined in order.
         layer: key of the layer in the runner's `layers`.
         is_weight: whether it is the layer's weight; else its bias.
+        turned: whether it is (in, out), as for `x @ weight`.
     """
 
     path: str
     sliced: bool
     layer: str
     is_weight: bool
+    turned: bool = False
 
 
 class WeightsToRestore:
@@ -47,7 +49,7 @@ class WeightsToRestore:
             layer: Any = layers[one.layer]
             value = layer.unfolded()[0 if one.is_weight else 1]
             if value is not None:
-                values_of.setdefault(one.path, []).append(value)
+                values_of.setdefault(one.path, []).append(value.t() if one.turned else value)
         sliced = {one.path for one in self.tensors if one.sliced}
         for path, rows in values_of.items():
             owner, _, name = path.rpartition(".")

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 from torch import Tensor, nn
 
-from quant.folding import depends_on_nothing, parameter
+from quant.folding import Transposed, depends_on_nothing, parameter
 from quant.fusion.fused_graph import FusedGraph
 from quant.graph import Kind, evaluate
 from quant.ops.operator import Weighted
@@ -66,7 +66,9 @@ def computed_of(is_weight: bool, step: Step, fused: FusedGraph) -> str:
 def _tensors(step: Step, layer: Weighted, fused: FusedGraph, root: nn.Module) -> Iterator[RestoredTensor]:
     key = child_name(step.name)
     for is_weight, value in ((True, layer.weight), (False, layer.bias)):
-        sliced = False
+        sliced, turned = False, isinstance(value, Transposed)
+        if isinstance(value, Transposed):
+            value = value.source if isinstance(value.source, Attr) else None
         if isinstance(value, Ref):
             node = fused.graph.nodes[value.index]
             if node.target is operator.getitem and isinstance(node.args[1], slice):
@@ -75,4 +77,4 @@ def _tensors(step: Step, layer: Weighted, fused: FusedGraph, root: nn.Module) ->
                 name = computed_of(is_weight, step, fused)
                 value = None if computed_otherwise(value, name, fused, root) else Attr(name)
         if isinstance(value, Attr):
-            yield RestoredTensor(value.path, sliced, key, is_weight)
+            yield RestoredTensor(value.path, sliced, key, is_weight, turned)

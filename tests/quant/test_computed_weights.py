@@ -14,29 +14,31 @@ import quant
 
 
 class Computed(nn.Module):
-    """A layer whose square weight is computed, and a branch on a size."""
+    """A layer that computes with a square weight, and a branch on a size."""
 
-    def __init__(self, compute: Callable[[Tensor], Tensor]) -> None:
+    def __init__(self, compute: Callable[[Tensor, Tensor], Tensor]) -> None:
         super().__init__()
         self.weight, self.compute = nn.Parameter(torch.randn(8, 8)), compute
 
     def forward(self, x: Tensor) -> Tensor:
-        y = F.linear(x, self.compute(self.weight))
+        y = self.compute(x, self.weight)
         return y * 2 if x.shape[1] == 5 else y
 
 
-COMPUTED: dict[str, Callable[[Tensor], Tensor]] = {
-    "turned": lambda weight: weight.t(),
-    "scaled": lambda weight: weight * 0.3,
-    "scaled in two calls": lambda weight: (weight * 0.6) * 0.5,
-    "normalised": lambda weight: F.normalize(weight, dim=1),
-    "copied": lambda weight: weight.clone(),
+COMPUTED: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "turned": lambda x, weight: F.linear(x, weight.t()),
+    "scaled": lambda x, weight: F.linear(x, weight * 0.3),
+    "scaled in two calls": lambda x, weight: F.linear(x, (weight * 0.6) * 0.5),
+    "normalised": lambda x, weight: F.linear(x, F.normalize(weight, dim=1)),
+    "copied": lambda x, weight: F.linear(x, weight.clone()),
+    "a product": lambda x, weight: x @ weight,
+    "einsum": lambda x, weight: torch.einsum("bnd,de->bne", x, weight),
 }
 
 
 @pytest.mark.parametrize("compute", COMPUTED.values(), ids=COMPUTED)
 def test_a_call_that_no_program_stands_for_computes_with_the_parameter(
-    compute: Callable[[Tensor], Tensor], tmp_path: Path
+    compute: Callable[[Tensor, Tensor], Tensor], tmp_path: Path
 ) -> None:
     """What is computed twice is as large, or nearly, so that nothing would tell."""
     torch.manual_seed(0)
