@@ -10,7 +10,6 @@ from quant.folding import norm_arguments
 from quant.fusion.fused_graph import FusedGraph
 from quant.graph import Kind
 from quant.ops.operator import Weighted
-from quant.ops.step import Step
 from quant.runtime.keys import LayerKey
 from quant.runtime.layers.weighted import FoldedNorm, StaticLayer
 from quant.runtime.names import attribute, submodule
@@ -18,7 +17,6 @@ from quant.runtime.program_runner import ProgramRunner
 from quant.runtime.trees import Attr, Ref, leaves
 from quant.static.assembly import Site
 from quant.static.removed_tensors import remove_tensor
-from quant.static.weights_to_restore import computed_of, computed_otherwise
 
 
 def replace_module(root: nn.Module, old: nn.Module, new: nn.Module) -> nn.Module:
@@ -50,8 +48,7 @@ def remove_unread(
 ) -> set[str]:
     """Remove float parameters of functional layers that no float call reads; returns their names.
 
-    Numbers per channel that are folded into a weight stay: they are few, and the user's forward may have to run. So
-    does a parameter whose layer holds something else that is computed from it (`weight.t()`, `weight * gain`).
+    Numbers per channel that are folded into a weight stay: they are few, and the user's forward may have to run.
 
     Args:
         called: modules that are called themselves, and so keep what they hold: a weight may be read beside its layer.
@@ -61,16 +58,9 @@ def remove_unread(
     for step in fused.steps:
         if isinstance(step.operator, Weighted) and fused.graph.nodes[step.nodes[0]].kind is not Kind.MODULE:
             layer = _paths((step.operator.weight, step.operator.bias), fused)
-            gone |= layer - wanted - folded_parameters(step.operator, fused) - _computed_otherwise(step, fused, root)
+            gone |= layer - wanted - folded_parameters(step.operator, fused)
     own = {path for path in gone if submodule(root, path.rpartition(".")[0]) not in called}
     return {path for path in sorted(own) if remove_tensor(root, path)}
-
-
-def _computed_otherwise(step: Step, fused: FusedGraph, root: nn.Module) -> set[str]:
-    """The parameters of a step that its layer cannot give back to the user's forward, where that has to run."""
-    assert isinstance(step.operator, Weighted)
-    names = {computed_of(True, step, fused): step.operator.weight, computed_of(False, step, fused): step.operator.bias}
-    return {name for name, value in names.items() if computed_otherwise(value, name, fused, root)}
 
 
 def folded_parameters(operator: Weighted, fused: FusedGraph) -> set[str]:

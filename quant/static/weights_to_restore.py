@@ -8,14 +8,14 @@ from collections.abc import Iterator
 
 from torch import Tensor, nn
 
-from quant.folding import Transposed, depends_on_nothing, parameter
+from quant.folding import Transposed, parameter
 from quant.fusion.fused_graph import FusedGraph
 from quant.graph import Kind, evaluate
 from quant.ops.operator import Weighted
 from quant.ops.step import Step
 from quant.runtime.names import child_name, full_name
 from quant.runtime.restored_weights import RestoredTensor, WeightsToRestore
-from quant.runtime.trees import Attr, Ref, map_leaves
+from quant.runtime.trees import Attr, Ref, leaves, map_leaves
 
 SAME = 0.01
 """What is computed from a weight that was computed already may differ by this much of it: a normalised one does."""
@@ -30,16 +30,14 @@ def weights_to_restore(fused: FusedGraph, root: nn.Module) -> WeightsToRestore:
     return WeightsToRestore(tensors)
 
 
-def computed_otherwise(value: object, name: str, fused: FusedGraph, root: nn.Module) -> bool:
+def _computed_otherwise(value: Ref, name: str, fused: FusedGraph, root: nn.Module) -> bool:
     """Whether the parameter `name` cannot be given the weight that is computed from it.
 
     One that is turned or scaled would be so twice; a copy and a normalised weight stay what they are.
     """
     graph = fused.graph
-    if not isinstance(value, Ref) or not depends_on_nothing(graph, value):
-        return False
-    if not isinstance(getattr(root.get_submodule(name.rpartition(".")[0]), name.rpartition(".")[2], None), Tensor):
-        return False  # another program's layer has it already, or the module computes it
+    if Attr(name) not in _constants(value, fused):
+        return False  # the module computes it of parts
     once = parameter(value, graph, root)
     assert once is not None
 
@@ -58,9 +56,13 @@ def computed_otherwise(value: object, name: str, fused: FusedGraph, root: nn.Mod
     return twice.shape != once.shape or bool((twice - once).norm() > SAME * once.norm())
 
 
-def computed_of(is_weight: bool, step: Step, fused: FusedGraph) -> str:
-    """The dotted name by which the module of a step reads a weight or bias that is computed."""
-    return full_name(fused.graph.nodes[step.nodes[0]].owner, "weight" if is_weight else "bias")
+def _constants(value: Ref, fused: FusedGraph) -> list[Attr]:
+    """The attributes that a value is computed from."""
+    node = fused.graph.nodes[value.index]
+    found: list[Attr] = []
+    for leaf in leaves((node.args, node.kwargs)):
+        found += [leaf] if isinstance(leaf, Attr) else _constants(leaf, fused) if isinstance(leaf, Ref) else []
+    return found
 
 
 def _tensors(step: Step, layer: Weighted, fused: FusedGraph, root: nn.Module) -> Iterator[RestoredTensor]:
@@ -74,7 +76,7 @@ def _tensors(step: Step, layer: Weighted, fused: FusedGraph, root: nn.Module) ->
             if node.target is operator.getitem and isinstance(node.args[1], slice):
                 value, sliced = node.args[0], True
             else:  # computed from parts: the module reads it as its `weight`
-                name = computed_of(is_weight, step, fused)
-                value = None if computed_otherwise(value, name, fused, root) else Attr(name)
+                name = full_name(fused.graph.nodes[step.nodes[0]].owner, "weight" if is_weight else "bias")
+                value = None if _computed_otherwise(value, name, fused, root) else Attr(name)
         if isinstance(value, Attr):
             yield RestoredTensor(value.path, sliced, key, is_weight, turned)
