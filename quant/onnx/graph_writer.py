@@ -295,15 +295,12 @@ class GraphWriter:
         ONNX Runtime (1.32, DoubleQDQPairsRemover) makes one rounding of two in a row, to a range of its own, also once
         it has left out a clamp between them. It leaves a Sum of one alone.
         """
+        if not self.runtime.joins_roundings:
+            return name
         node = self._giver(name)
         while node is not None and node.op in LEFT_OUT:
             node = self._giver(node.inputs[0])
-        if (
-            not self.runtime.joins_roundings
-            or node is None
-            or node.op != "DequantizeLinear"
-            or node.inputs[1:] == after
-        ):
+        if node is None or node.op != "DequantizeLinear" or node.inputs[1:] == after:
             return name
         return self.same_sizes(self.node("Sum", name), name)
 
