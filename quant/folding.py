@@ -168,7 +168,7 @@ def own_shape(graph: Graph, root: nn.Module, source: Any) -> tuple[int, ...] | N
 def is_written(graph: Graph, source: Any) -> bool:
     """Whether the forward writes to a parameter or buffer that an argument is, or is computed from."""
     written = _written_paths(graph)
-    return bool(written) and not written.isdisjoint(_paths(graph, source))
+    return bool(written) and not written.isdisjoint(paths_behind(graph, source))
 
 
 def _written_paths(graph: Graph) -> set[str]:
@@ -182,19 +182,17 @@ def _written_paths(graph: Graph) -> set[str]:
     return paths
 
 
-def _paths(graph: Graph, source: Any) -> set[str]:
-    """The parameters and buffers that an argument is, or is computed from."""
-    if isinstance(source, Attr):
-        return {source.path}
-    behind = _behind(graph, source)
-    read = leaves([(graph.nodes[index].args, graph.nodes[index].kwargs) for index in sorted(behind)])
+def paths_behind(graph: Graph, tree: Any) -> set[str]:
+    """The parameters and buffers that an argument, or what a tree of them holds, is or is computed from."""
+    behind = _behind(graph, tree)
+    read = leaves([tree, *((graph.nodes[index].args, graph.nodes[index].kwargs) for index in sorted(behind))])
     return {leaf.path for leaf in read if isinstance(leaf, Attr)}
 
 
-def _behind(graph: Graph, source: Any) -> set[int]:
+def _behind(graph: Graph, tree: Any) -> set[int]:
     """The nodes that an argument is, or is computed from, each once: there may be very many paths to it."""
     behind: set[int] = set()
-    rest = [source.index] if isinstance(source, Ref) else []
+    rest = [leaf.index for leaf in leaves(tree) if isinstance(leaf, Ref)]
     while rest:
         index = rest.pop()
         if index not in behind:
@@ -205,7 +203,7 @@ def _behind(graph: Graph, source: Any) -> set[int]:
 
 def has_parameter(graph: Graph, root: nn.Module, source: Any) -> bool:
     """Whether an argument depends on a parameter: buffers alone are a filter bank or a table of positions."""
-    return any(isinstance(attribute(root, path), nn.Parameter) for path in _paths(graph, source))
+    return any(isinstance(attribute(root, path), nn.Parameter) for path in paths_behind(graph, source))
 
 
 def depends_on_nothing(graph: Graph, source: Any) -> bool:

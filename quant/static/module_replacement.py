@@ -6,7 +6,7 @@ from collections.abc import Container, Mapping
 
 from torch import nn
 
-from quant.folding import norm_arguments
+from quant.folding import norm_arguments, paths_behind
 from quant.fusion.fused_graph import FusedGraph
 from quant.graph import Kind
 from quant.ops.operator import Weighted
@@ -14,7 +14,6 @@ from quant.runtime.keys import LayerKey
 from quant.runtime.layers.weighted import FoldedNorm, StaticLayer
 from quant.runtime.names import attribute, submodule
 from quant.runtime.program_runner import ProgramRunner
-from quant.runtime.trees import Attr, Ref, leaves
 from quant.static.assembly import Site
 from quant.static.removed_tensors import remove_tensor
 
@@ -57,7 +56,7 @@ def remove_unread(
     gone: set[str] = set()
     for step in fused.steps:
         if isinstance(step.operator, Weighted) and fused.graph.nodes[step.nodes[0]].kind is not Kind.MODULE:
-            layer = _paths((step.operator.weight, step.operator.bias), fused)
+            layer = paths_behind(fused.graph, (step.operator.weight, step.operator.bias))
             gone |= layer - wanted - folded_parameters(step.operator, fused)
     own = {path for path in gone if submodule(root, path.rpartition(".")[0]) not in called}
     return {path for path in sorted(own) if remove_tensor(root, path)}
@@ -69,16 +68,4 @@ def folded_parameters(operator: Weighted, fused: FusedGraph) -> set[str]:
     norm = None if operator.batch_norm is None else fused.graph.nodes[operator.batch_norm]
     if norm is not None and norm.kind is Kind.FUNCTION:
         sources += [value for name, value in norm_arguments(norm).items() if name != "input"]
-    return _paths(sources, fused)
-
-
-def _paths(tree: object, fused: FusedGraph) -> set[str]:
-    """The parameters that a weight is, or is computed from."""
-    paths: set[str] = set()
-    for leaf in leaves(tree):
-        if isinstance(leaf, Attr):
-            paths.add(leaf.path)
-        elif isinstance(leaf, Ref):
-            node = fused.graph.nodes[leaf.index]
-            paths |= _paths((node.args, node.kwargs), fused)
-    return paths
+    return paths_behind(fused.graph, sources)

@@ -8,14 +8,14 @@ from collections.abc import Iterator
 
 from torch import Tensor, nn
 
-from quant.folding import Transposed, parameter
+from quant.folding import Transposed, parameter, paths_behind
 from quant.fusion.fused_graph import FusedGraph
 from quant.graph import Kind, evaluate
 from quant.ops.operator import Weighted
 from quant.ops.step import Step
 from quant.runtime.names import child_name, full_name
 from quant.runtime.restored_weights import RestoredTensor, WeightsToRestore
-from quant.runtime.trees import Attr, Ref, leaves, map_leaves
+from quant.runtime.trees import Attr, Ref, map_leaves
 
 SAME = 0.01
 """What is computed from a weight that was computed already may differ by this much of it: a normalised one does."""
@@ -36,7 +36,7 @@ def _computed_otherwise(value: Ref, name: str, fused: FusedGraph, root: nn.Modul
     One that is turned or scaled would be so twice; a copy and a normalised weight stay what they are.
     """
     graph = fused.graph
-    if Attr(name) not in _constants(value, fused):
+    if name not in paths_behind(graph, value):
         return False  # the module computes it of parts
     once = parameter(value, graph, root)
     assert once is not None
@@ -54,15 +54,6 @@ def _computed_otherwise(value: Ref, name: str, fused: FusedGraph, root: nn.Modul
     except (RuntimeError, IndexError):  # the result has another shape, which the calls do not take
         return True
     return twice.shape != once.shape or bool((twice - once).norm() > SAME * once.norm())
-
-
-def _constants(value: Ref, fused: FusedGraph) -> list[Attr]:
-    """The attributes that a value is computed from."""
-    node = fused.graph.nodes[value.index]
-    found: list[Attr] = []
-    for leaf in leaves((node.args, node.kwargs)):
-        found += [leaf] if isinstance(leaf, Attr) else _constants(leaf, fused) if isinstance(leaf, Ref) else []
-    return found
 
 
 def _tensors(step: Step, layer: Weighted, fused: FusedGraph, root: nn.Module) -> Iterator[RestoredTensor]:
