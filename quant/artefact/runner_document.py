@@ -16,6 +16,7 @@ from torch import Tensor
 
 from quant.artefact.tensor_bytes import tensor_bytes
 from quant.export.whole_plan import WholePlan
+from quant.runtime.names import dtype_name
 
 VERSION = 1
 """Version of the document, `kFileVersion` of kernels/runner/artefact.h; the runner refuses newer ones."""
@@ -57,7 +58,7 @@ def metadata(plan: WholePlan, same: Mapping[str, str], writer: str) -> dict[str,
 def _constant(name: str, tensor: Tensor) -> dict[str, Any]:
     return {
         "tensor": name,
-        "dtype": str(tensor.dtype).removeprefix("torch."),
+        "dtype": dtype_name(tensor.dtype),
         "shape": list(tensor.shape),
         "crc32": zlib.crc32(tensor_bytes(tensor)),
     }

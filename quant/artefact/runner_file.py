@@ -15,7 +15,8 @@ from quant.artefact.file import MANIFEST, ArtefactError
 from quant.artefact.runner_document import DOCUMENT, VERSION
 from quant.artefact.tensor_bytes import tensor_bytes
 from quant.export.output_text import filled, form_of_names
-from quant.export.whole_plan import DTYPES, PlanValue, WholePlan, dtype_name
+from quant.export.whole_plan import DTYPES, PlanValue, WholePlan
+from quant.runtime.names import dtype_name
 
 
 def read_runner_file(path: Path) -> WholePlan:

@@ -26,7 +26,7 @@ from quant.half_precision import OwnOutputs
 from quant.runtime.layers.recurrent import StaticCell, StaticRecurrent
 from quant.runtime.layers.static_module import StaticQuantModule
 from quant.runtime.layers.weighted import FoldedNorm, StaticLayer
-from quant.runtime.names import child_of
+from quant.runtime.names import child_of, dtype_name
 from quant.runtime.part import Part
 from quant.runtime.program import Program
 from quant.runtime.program_runner import ProgramRunner
@@ -112,7 +112,7 @@ def _half(model: nn.Module) -> dict[str, Any] | None:
     """The half type of a model and of its outputs; None for a model in float32."""
 
     def name(dtype: torch.dtype | None) -> str | None:
-        return None if dtype is None else str(dtype).removeprefix("torch.")
+        return None if dtype is None else dtype_name(dtype)
 
     hooks = [hook for hook in model._forward_hooks.values() if isinstance(hook, OwnOutputs)]
     return {"half": name(hooks[0].half), "kinds": [name(one) for one in hooks[0].kinds]} if hooks else None

@@ -11,11 +11,12 @@ import torch
 from torch import Tensor, nn
 
 from quant.export.output_text import filled
-from quant.export.whole_plan import DTYPES, PlanValue, WholePlan, dtype_name, whole_plan
+from quant.export.whole_plan import DTYPES, PlanValue, WholePlan, whole_plan
 from quant.kernels import dispatch
 from quant.kernels.reference_plan import run_plan_of_finite
 from quant.report import attach_report, summary
 from quant.runtime import nonfinite
+from quant.runtime.names import dtype_name
 
 
 class PlannedModel(nn.Module):

@@ -23,7 +23,7 @@ from quant.runtime.instructions import Instruction
 from quant.runtime.layers.narrow_bytes import HasGroups, with_bytes
 from quant.runtime.layers.quant_module import QuantModule
 from quant.runtime.layers.weighted import StaticLayer
-from quant.runtime.names import child_of
+from quant.runtime.names import child_of, dtype_name
 from quant.runtime.objects import Result
 from quant.runtime.program import Program
 from quant.runtime.program_runner import ProgramRunner
@@ -35,11 +35,6 @@ from quant.runtime.values import Size, Value
 
 DTYPES = {torch.float32: "float32", torch.uint8: "uint8", torch.bool: "bool", torch.int64: "int64"}
 """The dtypes of inputs and outputs, by their names in files."""
-
-
-def dtype_name(dtype: torch.dtype) -> str:
-    """A dtype without the name of torch."""
-    return str(dtype).removeprefix("torch.")
 
 
 class ExportError(ValueError):

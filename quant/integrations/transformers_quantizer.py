@@ -32,7 +32,7 @@ from quant.nn.attention import leave_fast_paths
 from quant.recipe import QConfig, Recipe, RecipeError
 from quant.report import Report, ReportEntry, attach_report, summary
 from quant.runtime.layers.quant_module import HALVES, QuantModule
-from quant.runtime.names import full_name
+from quant.runtime.names import dtype_name, full_name
 from quant.shards.assembly import Assembly
 from quant.shards.reader import ShardError
 
@@ -171,7 +171,7 @@ class OctetQuantizer(HfQuantizer):  # type: ignore[misc]
 
     def update_dtype(self, dtype: torch.dtype) -> torch.dtype:
         """Notes the dtype of the model."""
-        self.quantization_config.dtype = _name(dtype)
+        self.quantization_config.dtype = dtype_name(dtype)
         return dtype
 
     def _process_model_before_weight_loading(self, model: Any, **options: Any) -> None:
@@ -224,12 +224,14 @@ class OctetQuantizer(HfQuantizer):  # type: ignore[misc]
         """
         described = describe_layers(model)
         dtypes = {layer.dtype for layer in model.modules() if isinstance(layer, QuantModule)}
-        self.quantization_config.dtype = _name(min(dtypes, key=(*HALVES, torch.float32).index, default=model.dtype))
+        self.quantization_config.dtype = dtype_name(
+            min(dtypes, key=(*HALVES, torch.float32).index, default=model.dtype)
+        )
         self.quantization_config.to_dict()  # a recipe that no file holds is an error before anything is written
         model.config.quantization_config = self.quantization_config
         state = own_state(model, described)
         forms = {
-            name: (_name(state[name].dtype), list(state[name].shape))
+            name: (dtype_name(state[name].dtype), list(state[name].shape))
             for layer in described
             for name in (full_name(layer, key) for key in model.get_submodule(layer).state_dict())
             if name in state
@@ -272,10 +274,6 @@ def _initialized(model: Any, layer: str) -> None:
     parent = model.get_submodule(_layer_of(layer))
     if not parent._parameters and not parent._buffers:
         parent._is_hf_initialized = True
-
-
-def _name(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")
 
 
 @dataclass(frozen=True)

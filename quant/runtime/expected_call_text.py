@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from quant.runtime.expected_call import ExpectedCall, ExpectedInput
+from quant.runtime.names import dtype_name
 from quant.runtime.text_scanner import NAME
 from quant.runtime.tree_reader import Reader
 from quant.runtime.tree_text import Writer, word
@@ -35,7 +36,7 @@ def input_text(expected: ExpectedInput) -> str:
     if expected.kind is not Tensor:
         parts.append(expected.kind.__name__)
     if expected.dtype is not None:
-        parts.append(str(expected.dtype).removeprefix("torch."))
+        parts.append(dtype_name(expected.dtype))
     if expected.rank is not None:
         parts.append(f"rank {expected.rank}")
     if expected.contiguous:

@@ -80,3 +80,8 @@ def has_attribute(module: nn.Module, name: str) -> bool:
     """Whether a module or its class has an attribute; a `__getattr__` of the user's is not called."""
     stores = (module._parameters, module._buffers, module._modules)
     return name in vars(module) or hasattr(type(module), name) or any(name in store for store in stores)
+
+
+def dtype_name(dtype: torch.dtype) -> str:
+    """A dtype without the name of torch."""
+    return str(dtype).removeprefix("torch.")

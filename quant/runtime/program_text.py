@@ -44,6 +44,7 @@ from quant.runtime.instructions import (
     RecurrentCall,
     TakeSequence,
 )
+from quant.runtime.names import dtype_name
 from quant.runtime.tree_text import Writer, word
 from quant.runtime.trees import Ref
 from quant.runtime.values import Value
@@ -96,7 +97,7 @@ def _type(value: Value) -> str:
     if value.dtype is None:
         return "object"
     shape = "" if value.shape is None else f"[{', '.join(map(str, value.shape))}]"
-    return str(value.dtype).removeprefix("torch.") + shape
+    return dtype_name(value.dtype) + shape
 
 
 def _origin(one: Instruction, out: Value) -> str:

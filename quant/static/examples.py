@@ -8,6 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from quant.runtime.names import dtype_name
+
 
 class CannotRebuild(ValueError):
     """A description that does not fit the model, or cannot be rebuilt without example inputs."""
@@ -23,7 +25,7 @@ def encode(tree: Any) -> Any:
 
 def _encode(tree: Any) -> Any:
     if isinstance(tree, Tensor):
-        return {"tensor": list(tree.shape), "dtype": str(tree.dtype).removeprefix("torch.")}
+        return {"tensor": list(tree.shape), "dtype": dtype_name(tree.dtype)}
     if type(tree) in (tuple, list):
         return {type(tree).__name__: [_encode(item) for item in tree]}
     if type(tree) is dict and all(isinstance(key, str) for key in tree):
