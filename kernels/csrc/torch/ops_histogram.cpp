@@ -71,7 +71,7 @@ Channelled channelled(const Tensor& x, int64_t axis) {
   }
   int64_t inner = 1;
   for (int64_t dim = place + 1; dim < x.dim(); ++dim) inner *= x.size(dim);
-  return {x.contiguous(), {channels * inner ? x.numel() / (channels * inner) : 0, channels, inner}};
+  return {x.contiguous(), {channels * inner > 0 ? x.numel() / (channels * inner) : 0, channels, inner}};
 }
 
 Tensor channel_sums_op(const Tensor& x, int64_t axis) {

@@ -30,9 +30,6 @@ using at::Tensor;
 // A transformer of 24 blocks has 2,000 operations in 150 plans, each for every length that comes.
 constexpr size_t kMostOperations = 1 << 16;
 
-// Inference tensors keep no version, so writes to them cannot be seen.
-uint32_t version_of(const Tensor& tensor) { return tensor.is_inference() ? 0 : tensor._version(); }
-
 struct ConstantKey {
   // A weak reference keeps the StorageImpl's address from being reused.
   c10::weak_intrusive_ptr<c10::StorageImpl> storage;
@@ -67,7 +64,7 @@ struct Prepared {
   }
 };
 
-struct Entry {
+struct KnownPlan {
   std::shared_ptr<const Prepared> prepared;
   std::vector<PlanTensor> inputs;
   std::shared_ptr<const Plan> plan;
@@ -84,10 +81,10 @@ struct Entry {
   }
 };
 
-struct Cache {
+struct PlanCache {
   ForkedMutex mutex;
   std::atomic<uint64_t> clock{0};
-  std::unordered_multimap<size_t, std::shared_ptr<const Entry>> entries;
+  std::unordered_multimap<size_t, std::shared_ptr<const KnownPlan>> entries;
   size_t operations = 0;  // of all entries
 
   auto drop(decltype(entries)::const_iterator entry) {
@@ -105,8 +102,8 @@ struct Cache {
   }
 };
 
-Cache& cache() {
-  static Cache* const instance = new Cache;  // never destroyed: threads may outlive static destructors
+PlanCache& plan_cache() {
+  static PlanCache* const instance = new PlanCache;  // never destroyed: threads may outlive static destructors
   return *instance;
 }
 
@@ -167,8 +164,8 @@ std::shared_ptr<const Prepared> prepare(at::TensorList constants, c10::string_vi
   return prepared;
 }
 
-std::shared_ptr<Entry> make_entry(std::shared_ptr<const Prepared> prepared, at::TensorList inputs, at::TensorList constants) {
-  auto entry = std::make_shared<Entry>();
+std::shared_ptr<KnownPlan> make_plan(std::shared_ptr<const Prepared> prepared, at::TensorList inputs, at::TensorList constants) {
+  auto entry = std::make_shared<KnownPlan>();
   for (const Tensor& input : inputs) {
     const at::ScalarType type = input.scalar_type();
     TORCH_CHECK_TYPE(input.is_cpu() && (type == at::kByte || type == at::kFloat || type == at::kLong), "run_plan: an input is ",
@@ -182,10 +179,10 @@ std::shared_ptr<Entry> make_entry(std::shared_ptr<const Prepared> prepared, at::
   return entry;
 }
 
-std::shared_ptr<const Entry> find_or_build(at::TensorList inputs, at::TensorList constants, c10::string_view program,
+std::shared_ptr<const KnownPlan> find_or_build(at::TensorList inputs, at::TensorList constants, c10::string_view program,
                                           c10::string_view backend) {
   const size_t hash = hash_of(program, inputs, constants);
-  Cache& known = cache();
+  PlanCache& known = plan_cache();
   std::shared_ptr<const Prepared> prepared;
   {
     std::shared_lock lock(known.mutex);
@@ -200,7 +197,7 @@ std::shared_ptr<const Entry> find_or_build(at::TensorList inputs, at::TensorList
       if (it->second->prepared->fits(program, backend, constants)) prepared = it->second->prepared;
   }
   if (!prepared) prepared = prepare(constants, program, backend);
-  const std::shared_ptr<Entry> made = make_entry(std::move(prepared), inputs, constants);
+  const std::shared_ptr<KnownPlan> made = make_plan(std::move(prepared), inputs, constants);
   made->used = ++known.clock;
   std::unique_lock lock(known.mutex);
   known.make_room(made->operations);
@@ -249,12 +246,12 @@ std::vector<Tensor> run_plan_of_finite_op(at::TensorList inputs, at::TensorList 
 struct Text {
   std::string program, backend;
   std::vector<Tensor> constants;
-  std::atomic<std::weak_ptr<const Entry>> last;  // weak: how many plans there are is the cache's to say
+  std::atomic<std::weak_ptr<const KnownPlan>> last;  // weak: how many plans there are is the cache's to say
 
-  std::shared_ptr<const Entry> entry(at::TensorList inputs) {
-    std::shared_ptr<const Entry> known = last.load().lock();
+  std::shared_ptr<const KnownPlan> entry(at::TensorList inputs) {
+    std::shared_ptr<const KnownPlan> known = last.load().lock();
     if (known && known->fits(program, backend, inputs, constants)) {
-      known->used = ++cache().clock;
+      known->used = ++plan_cache().clock;
       return known;
     }
     known = find_or_build(inputs, constants, program, backend);
@@ -328,14 +325,14 @@ std::vector<Tensor> run_text(at::TensorList inputs, int64_t number) {
 
 // As run_text, of plain tensors; and the nanoseconds of each line of the text that is an operation.
 std::tuple<std::vector<Tensor>, std::vector<int64_t>> time_text(at::TensorList inputs, int64_t number) {
-  const std::shared_ptr<const Entry> entry = text_of(number)->entry(inputs);
+  const std::shared_ptr<const KnownPlan> entry = text_of(number)->entry(inputs);
   std::vector<int64_t> nanoseconds(entry->operations, 0);
   std::vector<Tensor> outputs = outputs_of_finite(run(*entry->plan, inputs, &nanoseconds));
   return {std::move(outputs), std::move(nanoseconds)};
 }
 
 int64_t plan_count() {
-  Cache& known = cache();
+  PlanCache& known = plan_cache();
   std::shared_lock lock(known.mutex);
   return static_cast<int64_t>(known.entries.size());
 }

@@ -21,7 +21,7 @@ namespace {
 // Packed forms other than a Library's PackedGemm; only the addresses matter.
 const char kDepthwise = 0, kWinograd = 0, kNarrow = 0;
 
-struct Key {
+struct PackedKey {
   const c10::StorageImpl* storage;
   const void* data;
   const void* form;  // the Library, or which other form
@@ -34,15 +34,15 @@ struct Key {
   const void* scales = nullptr;
   c10::DimVector scale_sizes;
   at::ScalarType scale_type = at::kFloat;
-  bool operator==(const Key& other) const {
+  bool operator==(const PackedKey& other) const {
     return storage == other.storage && data == other.data && form == other.form && n == other.n && k == other.k &&
            sizes == other.sizes && strides == other.strides && scale_storage == other.scale_storage &&
            scales == other.scales && scale_sizes == other.scale_sizes && scale_type == other.scale_type;
   }
 };
 
-struct KeyHash {
-  size_t operator()(const Key& key) const { return c10::get_hash(key.data, key.form, key.n, key.k); }
+struct PackedKeyHash {
+  size_t operator()(const PackedKey& key) const { return c10::get_hash(key.data, key.form, key.n, key.k); }
 };
 
 // Writes to a tensor, and to its scales.
@@ -51,7 +51,7 @@ struct Versions {
   bool operator==(const Versions&) const = default;
 };
 
-struct Entry {
+struct PackedEntry {
   // A weak reference keeps the StorageImpl's address from being reused, so the key cannot come to mean another storage.
   c10::weak_intrusive_ptr<c10::StorageImpl> storage, scales;  // the latter the weight's again where no scales are packed
   Versions versions;
@@ -59,33 +59,30 @@ struct Entry {
   int64_t bytes;                       // of `packed`
 };
 
-struct Cache {
+struct PackedCache {
   ForkedMutex mutex;
-  std::unordered_map<Key, Entry, KeyHash> entries;
+  std::unordered_map<PackedKey, PackedEntry, PackedKeyHash> entries;
 };
 
-Cache& cache() {
-  static Cache* const instance = new Cache;  // never destroyed: threads may outlive static destructors
+PackedCache& packed_cache() {
+  static PackedCache* const instance = new PackedCache;  // never destroyed: threads may outlive static destructors
   return *instance;
 }
 
 // Drops the entries of storages that have died; the caller holds the lock.
-void forget_dead(Cache& known) {
+void forget_dead(PackedCache& known) {
   std::erase_if(known.entries, [](const auto& entry) {
     return entry.second.storage.expired() || entry.second.scales.expired();
   });
 }
 
 // Whether a packed weight was made of what lies in a tensor's memory: of all of it, or of a group of a convolution.
-bool lies_in(const Key& key, const at::Tensor& weight) {
+bool lies_in(const PackedKey& key, const at::Tensor& weight) {
   if (!weight.has_storage() || key.storage != weight.storage().unsafeGetStorageImpl()) return false;
   const auto* const begin = static_cast<const char*>(weight.const_data_ptr());
   const auto* const at = static_cast<const char*>(key.data);
   return at >= begin && at < begin + weight.nbytes();
 }
-
-// Inference tensors keep no version, so writes to them cannot be seen.
-uint32_t version_of(const at::Tensor& tensor) { return tensor.is_inference() ? 0 : tensor._version(); }
 
 }  // namespace
 
@@ -97,13 +94,13 @@ std::shared_ptr<const Packed> find_or_make(const at::Tensor& owner, const void* 
                                            const void* form, Pack pack, const at::Tensor& scales = {}) {
   const c10::Storage& storage = owner.storage();
   const bool scaled = scales.defined();
-  Key key{storage.unsafeGetStorageImpl(), data, form, n, k, c10::DimVector(owner.sizes()), c10::DimVector(owner.strides())};
+  PackedKey key{storage.unsafeGetStorageImpl(), data, form, n, k, c10::DimVector(owner.sizes()), c10::DimVector(owner.strides())};
   if (scaled) {
     key.scale_storage = scales.storage().unsafeGetStorageImpl(), key.scales = scales.const_data_ptr();
     key.scale_sizes = scales.sizes(), key.scale_type = scales.scalar_type();
   }
   const Versions versions{version_of(owner), scaled ? version_of(scales) : 0};
-  Cache& known = cache();
+  PackedCache& known = packed_cache();
   {
     std::shared_lock lock(known.mutex);
     const auto found = known.entries.find(key);
@@ -114,7 +111,7 @@ std::shared_ptr<const Packed> find_or_make(const at::Tensor& owner, const void* 
   std::unique_lock lock(known.mutex);
   forget_dead(known);
   const c10::Storage& of_scales = scaled ? scales.storage() : storage;
-  known.entries.insert_or_assign(key, Entry{storage.getWeakStorageImpl(), of_scales.getWeakStorageImpl(), versions, made, made->bytes()});
+  known.entries.insert_or_assign(key, PackedEntry{storage.getWeakStorageImpl(), of_scales.getWeakStorageImpl(), versions, made, made->bytes()});
   return made;
 }
 
@@ -201,14 +198,14 @@ std::shared_ptr<const PackedWinograd> packed_winograd(const at::Tensor& weight, 
 }
 
 int64_t packed_count() {
-  Cache& known = cache();
+  PackedCache& known = packed_cache();
   std::unique_lock lock(known.mutex);
   forget_dead(known);
   return static_cast<int64_t>(known.entries.size());
 }
 
 int64_t packed_bytes(at::TensorList weights) {
-  Cache& known = cache();
+  PackedCache& known = packed_cache();
   std::shared_lock lock(known.mutex);
   int64_t bytes = 0;
   for (const auto& [key, entry] : known.entries)

@@ -43,6 +43,9 @@ std::shared_ptr<const PackedDepthwise> packed_depthwise(const at::Tensor& weight
 // has no such kernel.
 std::shared_ptr<const PackedWinograd> packed_winograd(const at::Tensor& weight, c10::string_view backend);
 
+// Inference tensors keep no version, so writes to them cannot be seen.
+inline uint32_t version_of(const at::Tensor& tensor) { return tensor.is_inference() ? 0 : tensor._version(); }
+
 // The number of packed weights in the cache.
 int64_t packed_count();
 
