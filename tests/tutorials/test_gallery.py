@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from types import ModuleType
 
 import numpy
 import pytest
 import torch
+from torch import nn
 
 from .conftest import TUTORIALS, load
 
@@ -106,3 +108,35 @@ def test_a_layer_on_shares_is_exact(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib", reason="the plots need matplotlib: pip install 'octet-quant[tutorials]'")
     module.draw(tmp_path / "plot.svg", shares, secret)
     drawn(tmp_path / "plot.svg")
+
+
+@pytest.fixture
+def attributions(train_fashion: ModuleType, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    return script("attributions")
+
+
+def test_attributions_of_a_linear_model_are_its_weights_times_what_is_seen(attributions: ModuleType) -> None:
+    torch.manual_seed(0)
+    model, images = nn.Sequential(nn.Flatten(), nn.Linear(784, 10)), torch.randn(3, 1, 28, 28)
+    classes = torch.tensor([1, 7, 1])
+    expected = model[1].weight[classes].reshape(3, 1, 28, 28).detach() * (images - attributions.BLACK)
+    torch.testing.assert_close(attributions.integrated_gradients(model, images, classes), expected)
+    patches = nn.functional.avg_pool2d(expected, attributions.PATCH, divisor_override=1)
+    hidden = nn.functional.interpolate(patches, scale_factor=attributions.PATCH)
+    torch.testing.assert_close(attributions.occlusion(model, images, classes), hidden, atol=1e-5, rtol=1e-4)
+
+
+def test_int8_is_explained_as_float_is(
+    attributions: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(attributions, "STEPS", 4)
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Flatten(), nn.Linear(784, 32), nn.ReLU(), nn.Linear(32, 10)).eval()
+    images = torch.rand(64, 1, 28, 28)
+    outcomes = attributions.run(model, [images], images)
+    assert outcomes["occlusion", "int8"].like_float > 0.9
+    assert ("integrated gradients", "int8") not in outcomes
+    pytest.importorskip("matplotlib", reason="the plots need matplotlib: pip install 'octet-quant[tutorials]'")
+    attributions.draw(tmp_path / "maps.png", images, outcomes)
+    drawn(tmp_path / "maps.png")
