@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -11,6 +12,7 @@ import pytest
 import torch
 from torch import nn
 
+from ..zoo.torchvision_ops import import_torchvision
 from .conftest import TUTORIALS, load
 
 GALLERY = TUTORIALS / "gallery"
@@ -140,3 +142,33 @@ def test_int8_is_explained_as_float_is(
     pytest.importorskip("matplotlib", reason="the plots need matplotlib: pip install 'octet-quant[tutorials]'")
     attributions.draw(tmp_path / "maps.png", images, outcomes)
     drawn(tmp_path / "maps.png")
+
+
+@pytest.fixture
+def detector() -> ModuleType:
+    if importlib.util.find_spec("torchvision") is None:
+        pytest.skip("the detectors are torchvision's: pip install torchvision")
+    import_torchvision()
+    return script("detector")
+
+
+def test_a_convolution_class_of_ones_own_needs_no_registration(detector: ModuleType) -> None:
+    detector.run_wrapped()
+
+
+def test_boxes_are_found_again_with_their_label(detector: ModuleType) -> None:
+    box = torch.tensor([[0.0, 0.0, 10.0, 10.0], [20.0, 20.0, 30.0, 30.0]])
+    wanted = [{"boxes": box, "labels": torch.tensor([1, 2])}]
+    shifted = [{"boxes": box[[1, 0]] + torch.tensor([0.0, 0.0, 0.0, 10.0]), "labels": torch.tensor([1, 1])}]
+    assert detector.overlaps(shifted, wanted) == [0.5, 0.0]
+    nothing = [{"boxes": torch.empty(0, 4), "labels": torch.empty(0, dtype=torch.int64)}]
+    assert detector.overlaps(nothing, wanted) == [0.0, 0.0]
+
+
+def test_int8_detects_what_float_does(detector: ModuleType, tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    outcome = detector.run("Faster R-CNN", detector.faster_rcnn(), 4)
+    assert outcome.again > outcome.chance
+    pytest.importorskip("matplotlib", reason="the plots need matplotlib: pip install 'octet-quant[tutorials]'")
+    detector.draw(tmp_path / "boxes.png", {"Faster R-CNN": outcome})
+    drawn(tmp_path / "boxes.png")
