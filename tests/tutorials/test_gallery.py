@@ -145,6 +145,68 @@ def test_int8_is_explained_as_float_is(
 
 
 @pytest.fixture
+def translation(zoo: ModuleType, g2p: ModuleType, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    return script("translation")
+
+
+@pytest.mark.parametrize(
+    ("number", "words"),
+    [
+        (0, "null"),
+        (1, "eins"),
+        (21, "ein und zwanzig"),
+        (101, "ein hundert eins"),
+        (1000, "ein tausend"),
+        (243_517, "zwei hundert drei und vierzig tausend fünf hundert siebzehn"),
+        (101_001, "ein hundert ein tausend eins"),
+    ],
+)
+def test_german_numbers(number: int, words: str, translation: ModuleType) -> None:
+    assert " ".join(translation.german(number)) == words
+
+
+def test_beams_find_what_one_word_at_a_time_misses(translation: ModuleType) -> None:
+    """After the likelier first word, 1, everything is unlikely; 0 is the end, 3 the start."""
+    after = torch.tensor([[1.0, 0, 0, 0], [0.4, 0.3, 0.3, 0], [0.9, 0.05, 0.05, 0], [0, 0.6, 0.4, 0]]).log()
+
+    def following(words: torch.Tensor, state: tuple[torch.Tensor]) -> tuple[torch.Tensor, tuple[torch.Tensor]]:
+        return after[words], (words,)
+
+    starts = (torch.zeros(3, dtype=torch.int64),)
+    assert translation.beam_search(following, starts, 1, start=3, end=0, longest=4) == [[1]] * 3
+    assert translation.beam_search(following, starts, 2, start=3, end=0, longest=4) == [[2]] * 3
+
+
+def test_the_cache_changes_nothing(translation: ModuleType) -> None:
+    torch.manual_seed(0)
+    model = translation.Translator(translation.Encoder(), translation.Decoder()).eval()
+    source = translation.encoded([translation.english(n) for n in (7, 40_321)], translation.ENGLISH)
+    words = torch.randint(3, len(translation.GERMAN), (2, 6))
+    with torch.inference_mode():
+        read, past, scores = model.encoder(source), (), []
+        for place in range(6):
+            one, past = model.decoder(words[:, place : place + 1], read, past)
+            scores.append(one)
+        torch.testing.assert_close(torch.cat(scores, 1), model(source, words), atol=1e-5, rtol=1e-4)
+
+
+def test_int8_translates_as_float_does(translation: ModuleType, tmp_path: Path) -> None:
+    outcomes = translation.run(steps=40, count=30)
+    assert outcomes["float"].same == 1
+    assert min(outcomes["dynamic int8"].same, outcomes["static int8"].same) > 0.5
+    pytest.importorskip("matplotlib", reason="the plots need matplotlib: pip install 'octet-quant[tutorials]'")
+    translation.draw(tmp_path / "plot.svg", {"numbers": outcomes})
+    drawn(tmp_path / "plot.svg")
+
+
+def test_beams_pronounce_as_well_in_int8(translation: ModuleType, g2p_data: None) -> None:
+    outcomes = translation.run_g2p(100)
+    assert outcomes["float"].right > 0.6
+    assert outcomes["dynamic int8"].same > 0.9
+
+
+@pytest.fixture
 def detector() -> ModuleType:
     if importlib.util.find_spec("torchvision") is None:
         pytest.skip("the detectors are torchvision's: pip install torchvision")
