@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import importlib.util
+import sys
 from pathlib import Path
 from types import ModuleType
 
 import numpy
 import pytest
 import torch
+from torch import nn
 
+from ..zoo.torchvision_ops import import_torchvision
 from .conftest import TUTORIALS, load
 
 GALLERY = TUTORIALS / "gallery"
@@ -106,3 +110,127 @@ def test_a_layer_on_shares_is_exact(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib", reason="the plots need matplotlib: pip install 'octet-quant[tutorials]'")
     module.draw(tmp_path / "plot.svg", shares, secret)
     drawn(tmp_path / "plot.svg")
+
+
+@pytest.fixture
+def attributions(train_fashion: ModuleType, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    return script("attributions")
+
+
+def test_attributions_of_a_linear_model_are_its_weights_times_what_is_seen(attributions: ModuleType) -> None:
+    torch.manual_seed(0)
+    model, images = nn.Sequential(nn.Flatten(), nn.Linear(784, 10)), torch.randn(3, 1, 28, 28)
+    classes = torch.tensor([1, 7, 1])
+    expected = model[1].weight[classes].reshape(3, 1, 28, 28).detach() * (images - attributions.BLACK)
+    torch.testing.assert_close(attributions.integrated_gradients(model, images, classes), expected)
+    patches = nn.functional.avg_pool2d(expected, attributions.PATCH, divisor_override=1)
+    hidden = nn.functional.interpolate(patches, scale_factor=attributions.PATCH)
+    torch.testing.assert_close(attributions.occlusion(model, images, classes), hidden, atol=1e-5, rtol=1e-4)
+
+
+def test_int8_is_explained_as_float_is(
+    attributions: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(attributions, "STEPS", 4)
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Flatten(), nn.Linear(784, 32), nn.ReLU(), nn.Linear(32, 10)).eval()
+    images = torch.rand(64, 1, 28, 28)
+    outcomes = attributions.run(model, [images], images)
+    assert outcomes["occlusion", "int8"].like_float > 0.9
+    assert ("integrated gradients", "int8") not in outcomes
+    pytest.importorskip("matplotlib", reason="the plots need matplotlib: pip install 'octet-quant[tutorials]'")
+    attributions.draw(tmp_path / "maps.png", images, outcomes)
+    drawn(tmp_path / "maps.png")
+
+
+@pytest.fixture
+def translation(zoo: ModuleType, g2p: ModuleType, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    return script("translation")
+
+
+@pytest.mark.parametrize(
+    ("number", "words"),
+    [
+        (0, "null"),
+        (1, "eins"),
+        (21, "ein und zwanzig"),
+        (101, "ein hundert eins"),
+        (1000, "ein tausend"),
+        (243_517, "zwei hundert drei und vierzig tausend fünf hundert siebzehn"),
+        (101_001, "ein hundert ein tausend eins"),
+    ],
+)
+def test_german_numbers(number: int, words: str, translation: ModuleType) -> None:
+    assert " ".join(translation.german(number)) == words
+
+
+def test_beams_find_what_one_word_at_a_time_misses(translation: ModuleType) -> None:
+    """After the likelier first word, 1, everything is unlikely; 0 is the end, 3 the start."""
+    after = torch.tensor([[1.0, 0, 0, 0], [0.4, 0.3, 0.3, 0], [0.9, 0.05, 0.05, 0], [0, 0.6, 0.4, 0]]).log()
+
+    def following(words: torch.Tensor, state: tuple[torch.Tensor]) -> tuple[torch.Tensor, tuple[torch.Tensor]]:
+        return after[words], (words,)
+
+    starts = (torch.zeros(3, dtype=torch.int64),)
+    assert translation.beam_search(following, starts, 1, start=3, end=0, longest=4) == [[1]] * 3
+    assert translation.beam_search(following, starts, 2, start=3, end=0, longest=4) == [[2]] * 3
+
+
+def test_the_cache_changes_nothing(translation: ModuleType) -> None:
+    torch.manual_seed(0)
+    model = translation.Translator(translation.Encoder(), translation.Decoder()).eval()
+    source = translation.encoded([translation.english(n) for n in (7, 40_321)], translation.ENGLISH)
+    words = torch.randint(3, len(translation.GERMAN), (2, 6))
+    with torch.inference_mode():
+        read, past, scores = model.encoder(source), (), []
+        for place in range(6):
+            one, past = model.decoder(words[:, place : place + 1], read, past)
+            scores.append(one)
+        torch.testing.assert_close(torch.cat(scores, 1), model(source, words), atol=1e-5, rtol=1e-4)
+
+
+def test_int8_translates_as_float_does(translation: ModuleType, tmp_path: Path) -> None:
+    outcomes = translation.run(steps=40, count=30)
+    assert outcomes["float"].same == 1
+    assert min(outcomes["dynamic int8"].same, outcomes["static int8"].same) > 0.5
+    pytest.importorskip("matplotlib", reason="the plots need matplotlib: pip install 'octet-quant[tutorials]'")
+    translation.draw(tmp_path / "plot.svg", {"numbers": outcomes})
+    drawn(tmp_path / "plot.svg")
+
+
+def test_beams_pronounce_as_well_in_int8(translation: ModuleType, g2p_data: None) -> None:
+    outcomes = translation.run_g2p(100)
+    assert outcomes["float"].right > 0.6
+    assert outcomes["dynamic int8"].same > 0.9
+
+
+@pytest.fixture
+def detector() -> ModuleType:
+    if importlib.util.find_spec("torchvision") is None:
+        pytest.skip("the detectors are torchvision's: pip install torchvision")
+    import_torchvision()
+    return script("detector")
+
+
+def test_a_convolution_class_of_ones_own_needs_no_registration(detector: ModuleType) -> None:
+    detector.run_wrapped()
+
+
+def test_boxes_are_found_again_with_their_label(detector: ModuleType) -> None:
+    box = torch.tensor([[0.0, 0.0, 10.0, 10.0], [20.0, 20.0, 30.0, 30.0]])
+    wanted = [{"boxes": box, "labels": torch.tensor([1, 2])}]
+    shifted = [{"boxes": box[[1, 0]] + torch.tensor([0.0, 0.0, 0.0, 10.0]), "labels": torch.tensor([1, 1])}]
+    assert detector.overlaps(shifted, wanted) == [0.5, 0.0]
+    nothing = [{"boxes": torch.empty(0, 4), "labels": torch.empty(0, dtype=torch.int64)}]
+    assert detector.overlaps(nothing, wanted) == [0.0, 0.0]
+
+
+def test_int8_detects_what_float_does(detector: ModuleType, tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    outcome = detector.run("Faster R-CNN", detector.faster_rcnn(), 4)
+    assert outcome.again > outcome.chance
+    pytest.importorskip("matplotlib", reason="the plots need matplotlib: pip install 'octet-quant[tutorials]'")
+    detector.draw(tmp_path / "boxes.png", {"Faster R-CNN": outcome})
+    drawn(tmp_path / "boxes.png")

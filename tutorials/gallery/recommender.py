@@ -105,9 +105,10 @@ def draw(path: Path, outcomes: Mapping[str, Outcome]) -> None:
 
     figure = Figure(figsize=(7.2, 3.2), layout="constrained")
     axes = figure.subplots()
-    for name, one in outcomes.items():
+    for place, (name, one) in enumerate(outcomes.items()):
         axes.plot(one.bytes / 1024, 100 * one.hit_rate, "o", color="#444444" if name == "float" else "#1f6f8b")
-        axes.annotate(name, (one.bytes / 1024, 100 * one.hit_rate), (6, 6), textcoords="offset points")
+        beside = (6, -14 if place % 2 else 6)  # neighbours above and below, as they are near
+        axes.annotate(name, (one.bytes / 1024, 100 * one.hit_rate), beside, textcoords="offset points")
     top = 100 * max(one.hit_rate for one in outcomes.values())
     axes.set(xlabel="KiB of the model", ylabel=f"next item among {BEST}, %", xlim=(0, None), ylim=(0, 1.25 * top))
     axes.spines[["top", "right"]].set_visible(False)
