@@ -28,6 +28,7 @@ from quant.half_precision import half_of
 from quant.nn.attention import leave_fast_paths
 from quant.nn.base import QuantizedWeight, adopt
 from quant.nn.embedding import TiedEmbedding
+from quant.pretrained import refuse_to_save
 from quant.recipe import QConfig
 from quant.report import Report, ReportEntry, attach_report
 from quant.runtime.layers.quant_module import QuantModule
@@ -109,6 +110,7 @@ def load(
         if isinstance(module, ProgramRunner):
             module.make_ready()
     attach_report(result, Report(tuple(ReportEntry(**entry) for entry in manifest["report"])))
+    refuse_to_save(result, "is a model of quant.load")
     return result
 
 
