@@ -21,6 +21,7 @@ from quant.graph import Kind
 from quant.half_precision import note_half, sizes_before
 from quant.kernels import QParams
 from quant.observers import NoDataSeen, Observer
+from quant.pretrained import refuse_to_save
 from quant.qat.checks import check_trained
 from quant.recipe import QConfig
 from quant.report import attach_report
@@ -166,6 +167,7 @@ def _converted(prepared: nn.Module, backend: str | None) -> nn.Module:
     keep_ranges(model)
     show_programs(model)
     attach_report(model, make_report(model, tensors, kinds, entries, info))
+    refuse_to_save(model, "is a static int8 model")
     return model
 
 

@@ -38,7 +38,7 @@ from quant.pretrained import let_it_save
 from quant.recipe import QConfig, Recipe, RecipeError
 from quant.report import Report, ReportEntry, attach_report, own_bytes, storage, summary
 from quant.rounding.methods import NEAREST
-from quant.runtime.names import full_name
+from quant.runtime.names import full_name, put_module
 
 
 @torch.inference_mode(False)
@@ -200,13 +200,9 @@ def _make_tied(decision: Decision, owner: Decision) -> QuantModule | None:
 def put_in(model: nn.Module, decisions: Iterable[Decision]) -> nn.Module:
     """The model with the int8 modules that were built in it; where the root itself is one, that."""
     for decision in decisions:
-        if decision.replacement is None:
-            continue
-        for name in decision.names:
-            if not name:
-                return decision.replacement
-            parent, _, child = name.rpartition(".")
-            setattr(model.get_submodule(parent), child, decision.replacement)
+        if decision.replacement is not None:
+            for name in decision.names:
+                model = put_module(model, name, decision.replacement)
     return model
 
 

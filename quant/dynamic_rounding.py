@@ -283,7 +283,7 @@ def _rounded(one: _Part, seen: _Seen, method: str) -> tuple[QWeight, list[float]
     damped = hessian + torch.eye(len(hessian)) * (DAMPING * hessian.diagonal().mean()).clamp(min=1e-12)
     if qconfig.group_size is not None:
         return _in_groups(one, rows, damped, qconfig, method)
-    scale = chosen_scale(rows, qconfig)
+    scale = chosen_scale(rows, qconfig, compares=True)
     if bits <= FEW_BITS and not qconfig.clips_weights:
         scale = scale_by_output(rows, hessian, bits=bits, per_row=qconfig.per_channel)
     choice = choose_integers(method, rows, scale, damped, bits=bits)

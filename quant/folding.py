@@ -7,7 +7,8 @@ shows as such a module; or it is written out, x * scale + bias (torchvision's `F
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -17,7 +18,7 @@ from torch import Tensor, nn
 from quant.graph import Graph, Kind, Node, evaluate, written_arguments, written_origin
 from quant.runtime.names import attribute
 from quant.runtime.objects import Result
-from quant.runtime.trees import Attr, Ref, leaves
+from quant.runtime.trees import Attr, Ref, leaves, map_leaves
 
 NORM_ARGUMENTS = ("input", "running_mean", "running_var", "weight", "bias", "training", "momentum", "eps")
 """The parameters of F.batch_norm, in order."""
@@ -92,20 +93,36 @@ class Transposed:
     source: Any
 
 
-def parameter(source: Any, graph: Graph, root: nn.Module) -> Tensor | None:
-    """The tensor of a step's weight or bias: a parameter, a constant, or a value that follows from them alone."""
+def parameter(
+    source: Any, graph: Graph, root: nn.Module, instead: Mapping[Attr | Ref, Tensor] | None = None
+) -> Tensor | None:
+    """The tensor of a step's weight or bias: a parameter, a constant, or a value that follows from them alone.
+
+    Args:
+        instead: of parameters, or values, what the tensor is computed from in their place.
+    """
     if source is None or isinstance(source, Tensor):
         return source
-    if isinstance(source, Attr):
-        tensor: Tensor = attribute(root, source.path)
-        return tensor
     if isinstance(source, Transposed):
-        kept = parameter(source.source, graph, root)
+        kept = parameter(source.source, graph, root, instead)
         assert kept is not None
         return kept.t()
-    assert isinstance(source, Ref)
-    value: Tensor = evaluate(graph.nodes[source.index], root, lambda index: parameter(Ref(index), graph, root))
-    return value
+    known = instead or {}
+
+    def real(leaf: Any) -> Any:
+        return known.get(leaf, leaf) if isinstance(leaf, Attr) else leaf
+
+    values: dict[int, Any] = {leaf.index: tensor for leaf, tensor in known.items() if isinstance(leaf, Ref)}
+    for index in sorted(_behind(graph, source) - values.keys()):
+        node = graph.nodes[index]
+        node = replace(node, args=map_leaves(real, node.args), kwargs=map_leaves(real, node.kwargs)) if known else node
+        values[index] = evaluate(node, root, values.__getitem__)
+    tensor: Tensor
+    if isinstance(source, Attr):
+        tensor = known[source] if source in known else attribute(root, source.path)
+    else:
+        tensor = values[source.index]
+    return tensor
 
 
 def is_norm(place: int, graph: Graph, root: nn.Module) -> bool:

@@ -82,6 +82,7 @@ def read(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
         ArtefactError: the file is truncated, altered, not from `quant.save`, or of a newer version.
         OSError: it cannot be read.
     """
+    refuse_folder(path)
     try:
         with safetensors.safe_open(path, framework="pt") as file:
             metadata = file.metadata() or {}
@@ -109,6 +110,15 @@ def read(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
         raise ArtefactError(f"{path} was altered or damaged: {', '.join(wrong[:8])} do not match their checksums")
     named = {**tensors, **{name: tensors[other] for name, other in manifest["same"].items()}}
     return manifest, {name: one for name, one in named.items() if not name.startswith(runner_document.CONSTANT)}
+
+
+def refuse_folder(path: Path) -> None:
+    """Raise ArtefactError for a folder, of which the system says "No such device"."""
+    if path.is_dir():
+        raise ArtefactError(
+            f"{path} is a folder, expected a file that quant.save wrote; the model in a folder of save_pretrained is "
+            "loaded by transformers' from_pretrained"
+        )
 
 
 def _differs(tensor: Tensor | None, checksum: str | None) -> bool:

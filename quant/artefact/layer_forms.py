@@ -19,7 +19,7 @@ from quant.nn import Conv1D, Embedding, EmbeddingBag, Experts, Linear, TiedEmbed
 from quant.nn.base import QuantizedWeight, adopt
 from quant.recipe import QConfig
 from quant.runtime.layers.quant_module import QuantModule
-from quant.runtime.names import full_name
+from quant.runtime.names import full_name, put_module
 
 SHARES = "shares"
 """The key, in a layer's description, of the name of the layer whose tensors it reads."""
@@ -72,9 +72,9 @@ class EmptyLayers:
             old = _float_layer(model, name)
             if SHARES in entry:
                 self._waiting[name] = old, entry
-                _put(model, name, nn.Identity())
+                put_module(model, name, nn.Identity())
             else:
-                _put(model, name, _layer(name, old, entry, forms))
+                put_module(model, name, _layer(name, old, entry, forms))
 
     def share(self) -> None:
         """Build the layers that read another one's tensors, which are there now."""
@@ -86,7 +86,7 @@ class EmptyLayers:
                 own = owner.get_submodule(path)
                 part._buffers.update({key: one for key, one in own._buffers.items() if key in part._buffers})
                 part._parameters.update({key: one for key, one in own._parameters.items() if key in part._parameters})
-            _put(self._model, name, new)
+            put_module(self._model, name, new)
 
 
 def _float_layer(model: nn.Module, name: str) -> nn.Module:
@@ -94,11 +94,6 @@ def _float_layer(model: nn.Module, name: str) -> nn.Module:
         return model.get_submodule(name)
     except AttributeError as error:
         raise ArtefactError(f"the checkpoint quantises {name!r}, which {type(model).__name__} does not have") from error
-
-
-def _put(model: nn.Module, name: str, layer: nn.Module) -> None:
-    parent, _, child = name.rpartition(".")
-    setattr(model.get_submodule(parent), child, layer)
 
 
 def _layer(name: str, old: Any, entry: Mapping[str, Any], forms: Mapping[str, Tensor]) -> QuantModule:

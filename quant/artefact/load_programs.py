@@ -38,7 +38,7 @@ from quant.runtime.layers.recurrent import RecurrentRanges, StaticCell, StaticRe
 from quant.runtime.layers.recurrent_module import Int8Tensors
 from quant.runtime.layers.sites import RANGES
 from quant.runtime.layers.weighted import FoldedNorm, QWeight, StaticLayer
-from quant.runtime.names import full_name
+from quant.runtime.names import full_name, put_module
 from quant.runtime.part import Part
 from quant.runtime.program import Program
 from quant.runtime.program_runner import ProgramRunner
@@ -173,14 +173,11 @@ class _Builder:
 
     def _place(self, names: Iterable[str], module: nn.Module) -> None:
         for name in names:
-            if not name:
-                self.model = module
-                continue
-            parent, _, child = name.rpartition(".")
-            holder = self.model.get_submodule(parent)
-            if child not in holder._modules and not isinstance(holder, nn.ModuleDict):
+            holder, _, child = name.rpartition(".")
+            parent = self.model.get_submodule(holder)
+            if name and child not in parent._modules and not isinstance(parent, nn.ModuleDict):
                 raise TextError(f"{name} is not a module of the model")
-            holder._modules[child] = module
+            self.model = put_module(self.model, name, module)
 
     def _install(self, unit: UnitDocument) -> None:
         """Give a captured module the runner of its programs, and its parts their forwards."""

@@ -28,12 +28,13 @@ from quant.half_precision import half_of
 from quant.nn.attention import leave_fast_paths
 from quant.nn.base import QuantizedWeight, adopt
 from quant.nn.embedding import TiedEmbedding
+from quant.pretrained import refuse_to_save
 from quant.recipe import QConfig
 from quant.report import Report, ReportEntry, attach_report
 from quant.runtime.layers.quant_module import QuantModule
 from quant.runtime.layers.scaled_linear import ones_for, scale_inputs
 from quant.runtime.layers.weighted import StaticLayer
-from quant.runtime.names import full_name
+from quant.runtime.names import full_name, put_module
 from quant.runtime.program_runner import ProgramRunner
 from quant.runtime.state import without_ranges
 from quant.runtime.text_scanner import UnknownClass
@@ -109,6 +110,7 @@ def load(
         if isinstance(module, ProgramRunner):
             module.make_ready()
     attach_report(result, Report(tuple(ReportEntry(**entry) for entry in manifest["report"])))
+    refuse_to_save(result, "is a model of quant.load")
     return result
 
 
@@ -247,11 +249,7 @@ def _with_static(model: nn.Module, source: _Source, example_inputs: Any, example
         from quant.artefact.rebuild import rebuild  # imports capture and conversion, which loading mostly does without
 
         rebuilt = rebuild(part, source.description, source.tables, example_inputs, source.backend, examples)
-    if not source.name:
-        return rebuilt
-    parent, _, child = source.name.rpartition(".")
-    setattr(model.get_submodule(parent), child, rebuilt)
-    return model
+    return put_module(model, source.name, rebuilt)
 
 
 def _with_scaled_layers(part: nn.Module, names: Sequence[str]) -> nn.Module:
@@ -286,10 +284,7 @@ def _rebuild(model: nn.Module, modules: Mapping[str, Any], tensors: Mapping[str,
             adopt(new, source, name)
             _restore(new, name, entry["inner"], tensors)
             rebuilt[id(old)] = rebuilt[id(new)] = new
-        if not name:
-            return new
-        parent, _, child = name.rpartition(".")
-        setattr(model.get_submodule(parent), child, new)
+        model = put_module(model, name, new)
     return model
 
 

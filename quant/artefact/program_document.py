@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from quant.runtime.layers.products import Product
 from quant.runtime.program import Program
 from quant.runtime.program_reader import parse
-from quant.runtime.restored_weights import RestoredTensor, WeightsToRestore
+from quant.runtime.restored_weights import WeightsToRestore, read_restored
 from quant.runtime.schedule_text import parse_schedule
 from quant.runtime.text_scanner import TextError
 from quant.static.graph_text import parse_graph
@@ -102,7 +102,7 @@ def read_units(document: Mapping[str, Any], constants: list[Tensor], packages: C
             program(entry),
             parse(entry["floats"], constants, packages),
             {_of(int, value): _range(scale, point) for value, scale, point in entry["ranges"]},
-            WeightsToRestore(RestoredTensor(*one) for one in entry["restores"]),
+            WeightsToRestore(read_restored(*one) for one in entry["restores"]),
             frozenset(entry["int8"]),
             GraphText(entry["graph"], constants, packages),
             _backend(entry),

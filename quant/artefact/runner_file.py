@@ -11,7 +11,7 @@ import safetensors
 import torch
 from torch import Tensor
 
-from quant.artefact.file import MANIFEST, ArtefactError
+from quant.artefact.file import MANIFEST, ArtefactError, refuse_folder
 from quant.artefact.runner_document import DOCUMENT, VERSION
 from quant.artefact.tensor_bytes import tensor_bytes
 from quant.export.output_text import filled, form_of_names
@@ -26,6 +26,7 @@ def read_runner_file(path: Path) -> WholePlan:
         ArtefactError: the file is not from `quant.save`, has no such part, is altered, damaged or of a newer version.
         OSError: it cannot be read.
     """
+    refuse_folder(path)
     try:
         with safetensors.safe_open(path, framework="pt") as file:
             return _plan(file, path)

@@ -8,6 +8,7 @@ einsum does where a size is 1.
 from __future__ import annotations
 
 import dataclasses
+import operator
 from collections import Counter
 from dataclasses import dataclass
 from itertools import accumulate
@@ -116,10 +117,12 @@ class _Product:
     Attributes:
         dims: those of its operands.
         swaps: whether its second operand is the product's first, as where a weight comes first.
+        weighs: whether the product's second operand is a weight, of which the sizes are constants.
     """
 
     dims: Contraction
     swaps: bool
+    weighs: bool
 
     @classmethod
     def of(cls, node: Node, graph: Graph, root: nn.Module) -> _Product | None:
@@ -139,7 +142,7 @@ class _Product:
         if constants and (dims.batch or not has_parameter(graph, root, constants[0])):
             return None  # no layer, and a product of integers is one of activations
         swaps = constants == [operands[0]]
-        return cls(dims.swapped if swaps else dims, swaps)
+        return cls(dims.swapped if swaps else dims, swaps, bool(constants))
 
     def steps(self, node: Node, before: list[Node], root: nn.Module) -> list[Node]:
         """The calls, of which the last gives what the node gave.
@@ -149,7 +152,10 @@ class _Product:
         """
         dims, batch = self.dims, len(self.dims.batch)
         one, other = _operands(node)[::-1] if self.swaps else _operands(node)
-        chain = _Chain(node, before, root)
+        chain = _Chain(node, before, root, other if self.weighs else None)
+        if len(dims.summed) > 1:  # 3 by 2 has as many values as 2 by 3, which an einsum refuses
+            for letter in dims.summed:
+                chain.hold_equal(one, dims.one.index(letter), other, dims.other.index(letter))
         rows = chain.permuted(one, dims.one, dims.batch + dims.rows + dims.summed)
         rows = chain.flattened(rows, -len(dims.summed), len(dims.summed))
         columns = chain.permuted(other, dims.other, dims.batch + dims.summed + dims.columns)
@@ -169,11 +175,12 @@ class _Chain:
     """Calls in place of a node, with the shapes of their values in all recordings.
 
     Attributes:
+        weight: a value that follows from parameters alone, or None.
         nodes: the calls so far.
     """
 
-    def __init__(self, node: Node, before: list[Node], root: nn.Module) -> None:
-        self.node, self.before, self.root = node, before, root
+    def __init__(self, node: Node, before: list[Node], root: nn.Module, weight: Any) -> None:
+        self.node, self.before, self.root, self.weight = node, before, root, weight
         self.nodes: list[Node] = []
 
     def append(self, kind: Kind, target: Any, *args: Any) -> Ref:
@@ -200,6 +207,13 @@ class _Chain:
         sizes = tuple(self.size(like, one) for one in dims)
         return self.append(Kind.METHOD, "unflatten", value, dim, sizes)
 
+    def hold_equal(self, one: Any, dim: int, other: Any, other_dim: int) -> None:
+        """Guard that a size is that of another value."""
+        size, expected = self.size(one, dim), self.size(other, other_dim)
+        if isinstance(expected, Ref):
+            size, expected = self.append(Kind.FUNCTION, operator.eq, size, expected), True
+        self.append(Kind.GUARD, "guard", size, expected)
+
     def laid_out(self) -> list[Node]:
         """The calls, with a last one where einsum's result lies otherwise in memory: `view` takes what it gives."""
         last = self.nodes[-1]
@@ -208,10 +222,10 @@ class _Chain:
         return self.nodes
 
     def size(self, value: Any, dim: int) -> Any:
-        """A size as a number of the graph; of a constant the number itself."""
-        if isinstance(value, Ref):
+        """A size as a number of the graph; of a weight the number itself."""
+        if isinstance(value, Ref) and value != self.weight:
             return self.append(Kind.METHOD, "size", value, dim)
-        return _constant(value, self.root).shape[dim]
+        return _shapes(value, self.before, self.root, self.node)[0][dim]
 
     def _value(self, node: Node, recording: int) -> Any:
         """What a call gives in one of the recordings, without its values."""

@@ -18,26 +18,25 @@ from typing import Any
 
 from torch import nn
 
+from quant.capture.counts import Counts, Iterable, Step, iterable_of, loads_counter
 from quant.capture.forward_code import PERCENT, own_functions
+from quant.capture.instructions import (
+    ATTRIBUTES,
+    CALLS,
+    COMPARISONS,
+    CONSTANTS,
+    COPIES,
+    LOCALS,
+    NAMES,
+    QUOTIENTS,
+    expression,
+    instructions_of,
+    is_load,
+    is_shift,
+)  # fmt: skip
 
-CALLS = {"PRECALL", "CALL", "CALL_FUNCTION", "CALL_METHOD"}
-"""The instructions that take the arguments of a call; of Python 3.11 the first of two."""
-
-NAMES, ATTRIBUTES = {"LOAD_GLOBAL", "LOAD_NAME"}, {"LOAD_ATTR", "LOAD_METHOD"}
-CONSTANTS, LOCALS = {"LOAD_CONST", "LOAD_SMALL_INT"}, ("LOAD_FAST", "LOAD_DEREF")
-
-COMPARISONS = {"COMPARE_OP", "CONTAINS_OP"}
-QUOTIENTS = {("BINARY_OP", "//"), ("BINARY_OP", "&"), ("BINARY_OP", ">>"), ("BINARY_FLOOR_DIVIDE", ""),
-             ("BINARY_AND", ""), ("BINARY_RSHIFT", "")}  # fmt: skip
-"""What is the same for a loop's variable up to some number."""
-
-SUMS = {("BINARY_OP", "+"), ("BINARY_OP", "-"), ("BINARY_OP", "*"), ("BINARY_ADD", ""), ("BINARY_SUBTRACT", ""),
-        ("BINARY_MULTIPLY", "")}  # fmt: skip
-COPIES = {"COPY", "SWAP", "DUP_TOP", "ROT_THREE"}
-"""The instructions that keep the middle of `a < i < b` for its second comparison."""
-
-NOTED = {"shape", "size", "len", "numel"}
-"""Names in what is computed of sizes, which are noted."""
+LOGARITHMS, ROUNDS = {"log", "log10"}, {"floor", "ceil", "trunc", "round", "int"}
+"""Names of functions of Python and numpy whose composition is the same for sizes of a factor to each other."""
 
 UNKNOWN = math.inf
 """A step that is computed."""
@@ -45,19 +44,17 @@ UNKNOWN = math.inf
 FARTHEST = 96
 """The largest step that a recording with other sizes goes beyond; sizes that are counted by larger ones are held."""
 
-Step = int | tuple[str, ...] | None
-"""A constant; the attributes that lead from the module to it; or None, where it is computed."""
-
 
 def largest_step(module: nn.Module, forward: Callable[..., Any]) -> float:
     """The largest step by which a forward or its helpers may count to a size; 0 where none does."""
     steps: list[float] = []
     for function in own_functions(module, forward):
         codes = _codes(function.__code__)
-        counted = [step for code in codes for step in _counted(code)]
+        counted = [step for code, _ in codes for step in _counted(code)]
+        steps += [UNKNOWN for code, _ in codes if _rounds_logarithms(code)]
         steps += [_value(step, module, UNKNOWN) for step in counted]
         if counted:
-            strides = [stride for code in codes for stride in _strides(code)]
+            strides = [stride for code, argument in codes for stride in _strides(code, argument)]
             steps += [UNKNOWN if stride is None else _value(stride, module, 1) for stride in strides]
     return max(steps, default=0)
 
@@ -71,26 +68,61 @@ def _value(step: Step, module: nn.Module, computed: float) -> float:
     return computed if step is None else abs(step)
 
 
-def _codes(code: types.CodeType) -> list[types.CodeType]:
-    """Code and that of the functions in it."""
-    inner = (constant for constant in code.co_consts if isinstance(constant, types.CodeType))
-    return [code, *(one for constant in inner for one in _codes(constant))]
+def _codes(code: types.CodeType, argument: Iterable | None = None) -> list[tuple[types.CodeType, Iterable]]:
+    """Code and that of the functions in it; of comprehensions, functions up to Python 3.11, with what they go over."""
+    inner = [constant for constant in code.co_consts if isinstance(constant, types.CodeType)]
+    over = _comprehensions(code) if inner else {}
+    return [(code, argument or Iterable.LOCAL), *(one for each in inner for one in _codes(each, over.get(each)))]
+
+
+@functools.lru_cache(maxsize=4096)
+def _comprehensions(code: types.CodeType) -> dict[types.CodeType, Iterable]:
+    """The comprehensions in code, with what they go over."""
+    instructions = instructions_of(code)
+    found = {}
+    for place, one in enumerate(instructions):
+        whole = expression(instructions[:place]) if one.opname == "GET_ITER" else []
+        for number, other in enumerate(whole):
+            if isinstance(other.argval, types.CodeType):
+                found[other.argval] = iterable_of(whole[number + 1 :], ())
+    return found
+
+
+@functools.lru_cache(maxsize=4096)
+def _rounds_logarithms(code: types.CodeType) -> bool:
+    """Whether code has `floor(log(n, 200))`: of all sizes that a recording may take it is one number."""
+    if LOGARITHMS.isdisjoint(code.co_names) or ROUNDS.isdisjoint(code.co_names):
+        return False
+    instructions = instructions_of(code)
+    for place, one in enumerate(instructions):
+        if (
+            one.opname in (*NAMES, *ATTRIBUTES)
+            and one.argval in LOGARITHMS
+            and instructions[place - 1].argval != "torch"
+        ):
+            before = expression(instructions[:place])
+            rounds = any(other.argval in ROUNDS for other in before if other.opname in (*NAMES, *ATTRIBUTES))
+            if rounds and reads_locals(list(itertools.takewhile(_goes_on, instructions[place:]))):
+                return True
+    return False
+
+
+def _goes_on(one: dis.Instruction) -> bool:
+    """Whether an instruction is of an expression, and neither stores nor returns it."""
+    return not one.opname.startswith(("STORE", "POP", "RETURN", "GET_ITER", *COMPARISONS)) and "JUMP" not in one.opname
 
 
 @functools.lru_cache(maxsize=4096)
 def _counted(code: types.CodeType) -> tuple[Step, ...]:
     """The steps by which calls of `range` and `arange` count to values; 1 of calls without one."""
-    instructions = _instructions(code)
-    places = (place for place in range(len(instructions)) if _loads_counter(instructions, place))
+    instructions = instructions_of(code)
+    places = (place for place in range(len(instructions)) if loads_counter(instructions, place))
     return tuple(step for place in places for step in _step(instructions[place + 1 :]))
 
 
-def _loads_counter(instructions: list[dis.Instruction], place: int) -> bool:
-    """Whether an instruction loads Python's `range`, or an `arange` other than torch's, which notes its sizes."""
-    one = instructions[place]
-    if one.opname in NAMES:
-        return one.argval in ("range", "arange")
-    return one.opname in ATTRIBUTES and one.argval == "arange" and instructions[place - 1].argval != "torch"
+def reads_locals(instructions: list[dis.Instruction]) -> bool:
+    """Whether a value is computed from anything but constants and attributes of the module."""
+    return any(one.opname.startswith(LOCALS) and one.argval != "self" for one in instructions)
 
 
 def _step(following: list[dis.Instruction]) -> Iterator[Step]:
@@ -102,7 +134,7 @@ def _step(following: list[dis.Instruction]) -> Iterator[Step]:
         names = one.opname in ("CALL_FUNCTION_KW", "CALL_KW")  # which lie above the arguments
         if (one.opname in CALLS or names) and depth <= count + names:
             arguments = _arguments(following[: place - names], depths, count)
-            if any(map(_reads_locals, arguments[:2])):
+            if any(map(reads_locals, arguments[:2])):
                 yield _as_step(arguments[2]) if count > 2 else 1
             return
         if "JUMP" in one.opname or one.opname in ("RETURN_VALUE", "STORE_FAST"):
@@ -121,11 +153,6 @@ def _arguments(instructions: list[dis.Instruction], depths: list[int], count: in
     return arguments[::-1]
 
 
-def _reads_locals(instructions: list[dis.Instruction]) -> bool:
-    """Whether a value is computed from anything but constants and attributes of the module."""
-    return any(one.opname.startswith(LOCALS) and one.argval != "self" for one in instructions)
-
-
 def _as_step(instructions: list[dis.Instruction]) -> Step:
     loads = [one for one in instructions if one.opname not in ("PRECALL", "CACHE", "NOP", "KW_NAMES")]
     if len(loads) == 1 and loads[0].opname in CONSTANTS:
@@ -137,20 +164,26 @@ def _as_step(instructions: list[dis.Instruction]) -> Step:
 
 
 @functools.lru_cache(maxsize=4096)
-def _strides(code: types.CodeType) -> tuple[Step, ...]:
-    """The strides of slices `[::k]`, the k of remainders `% k`, and the k that a loop's variable is compared with.
+def _strides(code: types.CodeType, argument: Iterable) -> tuple[Step, ...]:
+    """The strides of slices `[::k]`, the k of remainders `% k`, and the k that a count is compared with.
 
-    Of a constant in a comparison one more, which `>` needs. None where the loop's variable meets a local that is no
-    constant, or what is computed of no local; other values that are computed are left out, since those of sizes are
-    noted.
+    Of a constant in a comparison one more, which `>` needs. None where a count meets a local that is no constant, or
+    what is computed of no local, and where what is computed of it by calls is compared or is a condition; other values
+    that are computed are left out, since those of sizes are noted.
+
+    Args:
+        argument: what the code goes over, if it is a comprehension's.
     """
-    instructions = _instructions(code)
-    looped, constants = _looped(instructions), _constants(instructions)
+    instructions = instructions_of(code)
+    counts = Counts(instructions, argument)
     strides: list[Step] = []
     middle: list[dis.Instruction] = []
     for place, one in enumerate(instructions):
         if one.opname == "LOAD_CONST" and isinstance(one.argval, slice):  # of Python 3.14
             strides.append(one.argval.step)
+            continue
+        if "JUMP" in one.opname and "_IF_" in one.opname:
+            strides += counts.of_condition(expression(instructions[:place]))
             continue
         sign = (one.opname, one.argrepr)
         is_remainder, is_slice = sign in PERCENT, one.opname == "BUILD_SLICE" and one.arg == 3
@@ -162,101 +195,30 @@ def _strides(code: types.CodeType) -> tuple[Step, ...]:
         stride = _as_step(instructions[begin:place])
         if not is_slice:
             left, right = _locals_before(instructions, place, begin)
-            stride = constants.get(right, None) if stride is None and right else stride
+            stride = counts.constants.get(right, None) if stride is None and right else stride
             if one.opname in COMPARISONS:
-                whole = [*middle, *_expression(instructions[:place])]
+                whole = [*middle, *expression(instructions[:place])]
                 middle = whole if instructions[place - 1].opname in COPIES else []
-                if left not in looped or one.opname == "CONTAINS_OP" or (stride is None and not right):
-                    strides += _of_expression(whole, looped, constants)
+                if left not in counts.of or one.opname == "CONTAINS_OP" or (stride is None and not right):
+                    strides += counts.of_comparison(whole)
                     continue
-            if left not in looped:
+            if left not in counts.of:
                 stride = stride if is_remainder else 0
-            elif right and stride is None:
+            elif (right and stride is None) or counts.of[left] is None:
                 strides.append(None)
             elif one.opname in COMPARISONS and isinstance(stride, int):
-                stride = abs(stride) + 1
-            elif one.argrepr == ">>" or one.opname == "BINARY_RSHIFT":
+                stride = counts.reached(left, abs(stride) + 1)
+            elif is_shift(one):
                 stride = 1 << min(stride, 64) if isinstance(stride, int) and stride >= 0 else None
+            if left in counts.of and isinstance(stride, int) and one.opname not in COMPARISONS:
+                stride = counts.reached(left, stride)
         strides += [stride] if isinstance(stride, (int, tuple)) else []
     return tuple(strides)
-
-
-def _expression(before: list[dis.Instruction]) -> list[dis.Instruction]:
-    """The instructions that compute both sides of a comparison, of all before it."""
-    ends = ("STORE", "POP", "RETURN", "GET_ITER", "FOR_ITER", "RESUME", "YIELD", *COMPARISONS)
-    begin = len(before)
-    while begin and "JUMP" not in before[begin - 1].opname and not before[begin - 1].opname.startswith(ends):
-        begin -= 1
-    return before[begin:]
-
-
-def _of_expression(whole: list[dis.Instruction], looped: set[str], constants: dict[str, int]) -> list[Step]:
-    """The steps of a comparison that has a loop's variable anywhere: none where sizes or other locals are read too."""
-    locals_read = {one.argval for one in whole if _loads(one)}
-    others = locals_read - looped - {"self"}
-    names = {one.argval for one in whole if isinstance(one.argval, str)}
-    if not locals_read & looped or names & NOTED or any((one.opname, one.argrepr) in PERCENT for one in whole):
-        return []
-    if swapped := _swapped(whole, looped):
-        return [None] if swapped not in constants else [abs(constants[swapped]) + 1]
-    if others - constants.keys():
-        return []
-    numbers = [abs(constants[name]) for name in others]
-    for one in whole:
-        given = one.argval if isinstance(one.argval, (tuple, frozenset)) and not _loads(one) else (one.argval,)
-        if one.opname in CONSTANTS and all(isinstance(number, int) for number in given):
-            numbers += map(abs, given)
-        elif not _loads(one) and one.opname not in COPIES and (one.opname, one.argrepr) not in SUMS:
-            return [None]
-    return [sum(numbers) + 1] if "self" not in locals_read else [None]
-
-
-def _swapped(whole: list[dis.Instruction], looped: set[str]) -> str:
-    """The local before a loop's variable, where a comparison has nothing else; else ''."""
-    names = [one.argval if _loads(one) else "" for one in whole]
-    return names[0] if len(names) == 2 and names[1] in looped and names[0] not in looped else ""
-
-
-def _looped(instructions: list[dis.Instruction]) -> set[str]:
-    """The locals that are the variable of a loop."""
-    pairs = itertools.pairwise(instructions)
-    return {store.argval for one, store in pairs if one.opname == "FOR_ITER" and _stores(store)}
-
-
-def _constants(instructions: list[dis.Instruction]) -> dict[str, int]:
-    """The locals that are one int and nothing else."""
-    stored: dict[str, list[Any]] = {}
-    for before, one in itertools.pairwise(instructions):
-        if _stores(one):
-            stored.setdefault(one.argval, []).append(before.argval if before.opname in CONSTANTS else None)
-    return {name: given[0] for name, given in stored.items() if len(given) == 1 and isinstance(given[0], int)}
 
 
 def _locals_before(instructions: list[dis.Instruction], place: int, begin: int) -> tuple[str, str]:
     """The locals that are the operands of an instruction, '' for other operands; `begin` of the right one."""
     right = instructions[begin]
     left = instructions[begin - 1] if begin else right
-    names = [one.argval if _loads(one) else "" for one in (left, right)]
+    names = [one.argval if is_load(one) else "" for one in (left, right)]
     return names[0], names[1] if begin == place - 1 else ""
-
-
-def _loads(one: dis.Instruction) -> bool:
-    return one.opname.startswith(LOCALS)
-
-
-def _stores(one: dis.Instruction) -> bool:
-    return one.opname.startswith("STORE_FAST")
-
-
-def _instructions(code: types.CodeType) -> list[dis.Instruction]:
-    """The instructions of code; those of two locals, which Python 3.13 has, as two."""
-    split = []
-    for one in dis.get_instructions(code):
-        if not isinstance(one.argval, tuple) or "_FAST" not in one.opname:
-            split.append(one)
-            continue
-        names = [part for part in ("LOAD", "STORE") for _ in range(one.opname.count(part))]
-        for name, local in zip(sorted(names, reverse=one.opname.startswith("STORE")), one.argval, strict=True):
-            opname = f"{name}_FAST"
-            split.append(one._replace(opname=opname, opcode=dis.opmap[opname], argval=local))
-    return split

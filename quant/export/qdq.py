@@ -20,7 +20,7 @@ from quant.runtime.as_forward import as_forward
 from quant.runtime.instructions import LayerCall
 from quant.runtime.layers.quant_module import QuantModule
 from quant.runtime.layers.weighted import StaticLayer
-from quant.runtime.names import child_of
+from quant.runtime.names import child_of, replace_modules
 from quant.runtime.part import Part
 from quant.runtime.program_runner import ProgramRunner
 from quant.runtime.programs import RESERVED, Programs
@@ -116,11 +116,7 @@ def _with_plain_layers(model: nn.Module, called: set[nn.Module], rounding: Round
         form = None if module in called else _plain_layer(module, name, rounding)
         if form is not None:
             plain[module] = form
-    for module in list(model.modules()):
-        for name, child in module._modules.items():
-            if child is not None and child in plain:
-                module._modules[name] = plain[child]
-    return plain.get(model, model)
+    return replace_modules(model, plain)
 
 
 def _plain_layer(layer: nn.Module, name: str, rounding: Rounding) -> nn.Module | None:

@@ -15,7 +15,7 @@ from quant.kernels import narrow
 from quant.kernels.row_slices import row_slices
 from quant.kernels.scheme import QParams, weight_scale, weight_scheme
 from quant.nn.inherited import inherit_methods
-from quant.observers import make_observer
+from quant.observers import HistogramObserver, make_observer
 from quant.recipe import QConfig, RecipeError
 from quant.runtime.layers.quant_module import HALVES, QuantModule
 
@@ -144,7 +144,7 @@ def _quantize(weight: Tensor, qconfig: QConfig) -> tuple[Tensor, Tensor]:
     narrow_bits = narrow.fits(weight.shape[1], bits)
     if narrow_bits and qconfig.per_channel and not qconfig.clips_weights:
         return narrow.quantize(weight, bits)
-    q_weight, scale = _bytes(weight, qconfig) if qconfig.per_channel else quantized_rows(weight, qconfig)
+    q_weight, scale = _bytes(weight, qconfig) if qconfig.per_channel else quantized_rows(weight, qconfig, compares=True)
     return (narrow.pack(q_weight + 2 ** (bits - 1), bits) if narrow_bits else q_weight), scale
 
 
@@ -154,36 +154,52 @@ def _bytes(weight: Tensor, qconfig: QConfig) -> tuple[Tensor, Tensor]:
     scale = torch.empty(weight.shape[0], device=weight.device)
     for first, rows in row_slices(weight):
         last = first + len(rows)
-        q_weight[first:last], scale[first:last] = quantized_rows(rows, qconfig)
+        q_weight[first:last], scale[first:last] = quantized_rows(rows, qconfig, compares=True)
     return q_weight, scale
 
 
-def quantized_rows(rows: Tensor, qconfig: QConfig) -> tuple[Tensor, Tensor]:
-    """int8 of the shape of float `rows` (out, ...), and the scale, float32 (out,)."""
+def quantized_rows(rows: Tensor, qconfig: QConfig, *, compares: bool = False) -> tuple[Tensor, Tensor]:
+    """int8 of the shape of float `rows` (out, ...), and the scale, float32 (out,), as of `chosen_scale`."""
     rows = rows.detach().to(torch.float32)
-    scale = chosen_scale(rows, qconfig)
+    scale = chosen_scale(rows, qconfig, compares=compares)
     zeros = torch.zeros_like(scale, dtype=torch.int32)
     return QParams(scale, zeros, weight_scheme(qconfig.weight_bits)).quantize(rows).contiguous(), scale
 
 
-def chosen_scale(rows: Tensor, qconfig: QConfig) -> Tensor:
+def chosen_scale(rows: Tensor, qconfig: QConfig, *, compares: bool = False) -> Tensor:
     """The scale of each row of float32 `rows` (out, ...), float32 (out,), by the settings' observer of weights.
 
     Not finite of a row that holds NaN or inf.
+
+    Args:
+        compares: whether a row has its whole range where the one of least squared error, which a histogram knows by a
+            little, has more; dynamic layers do. Static ones keep the bytes that they have had.
     """
     if not qconfig.per_channel:
-        return _scale_of_each(rows.reshape(1, -1), qconfig).expand(rows.shape[0]).clone()
-    return _scale_of_each(rows, qconfig)
+        return _scale_of_each(rows.reshape(1, -1), qconfig, compares).expand(rows.shape[0]).clone()
+    return _scale_of_each(rows, qconfig, compares)
 
 
-def _scale_of_each(rows: Tensor, qconfig: QConfig) -> Tensor:
+def _scale_of_each(rows: Tensor, qconfig: QConfig, compares: bool) -> Tensor:
     if not qconfig.clips_weights or not rows.numel():
         return weight_scale(rows, bits=qconfig.weight_bits)
     observer = make_observer(qconfig.weight_observer, weight_scheme(qconfig.weight_bits), **qconfig.weight_options)
     observer(rows)
     if int(observer.nan_count) or int(observer.inf_count):
         return rows.new_full((rows.shape[0],), torch.nan)
-    return observer.qparams().scale
+    chosen = observer.qparams().scale
+    if not compares or not isinstance(observer, HistogramObserver):
+        return chosen
+    widest = weight_scale(rows, bits=qconfig.weight_bits)
+    finer = _squared_error(rows, chosen, qconfig) <= _squared_error(rows, widest, qconfig)
+    return torch.where(finer, chosen, widest)
+
+
+def _squared_error(rows: Tensor, scale: Tensor, qconfig: QConfig) -> Tensor:
+    """The squared rounding error of each of float32 `rows` (out, ...), float64 (out,), at scales (out,)."""
+    zeros = torch.zeros_like(scale, dtype=torch.int32)
+    qparams = QParams(scale, zeros, weight_scheme(qconfig.weight_bits))
+    return (qparams.dequantize(qparams.quantize(rows)) - rows).double().square().flatten(1).sum(1)
 
 
 def check_groups(columns: int, qconfig: QConfig) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -35,6 +35,30 @@ def submodule(root: nn.Module, path: str) -> nn.Module:
     for part in path.split(".") if path else ():
         module = None if module is None else child_of(module, part)
     return root.get_submodule(path) if module is None else module
+
+
+def put_module(root: nn.Module, path: str, module: nn.Module) -> nn.Module:
+    """Put a module in place of the one with this dotted name; returns the root, or the module where that is the root.
+
+    A user's `__setattr__` is not called.
+
+    Raises:
+        AttributeError: there is no module to hold it.
+    """
+    if not path:
+        return module
+    owner, _, name = path.rpartition(".")
+    set_attribute(submodule(root, owner), name, module)
+    return root
+
+
+def replace_modules(root: nn.Module, others: Mapping[nn.Module, nn.Module]) -> nn.Module:
+    """Put other modules in place of those of a root, under every name; returns the root, or what is in its place."""
+    for parent in list(root.modules()):
+        for name, child in parent._modules.items():
+            if child is not None and child in others:
+                parent._modules[name] = others[child]
+    return others.get(root, root)
 
 
 def has_submodule(root: nn.Module, path: str) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import contextvars
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -56,11 +56,22 @@ def without_runner(runner: Programs) -> Iterator[None]:
 
 
 def run_own_forward(
-    root: nn.Module, own: Any, args: tuple[Any, ...], kwargs: dict[str, Any], mismatch: CaptureMismatch
+    root: nn.Module,
+    own: Any,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    mismatch: CaptureMismatch,
+    lost: Sequence[str] = (),
 ) -> Any:
     """Run the forward of the user's module: its class's, or `own`, one that was set on the module.
 
     An error that it raises has the mismatch as its cause, since the call itself may be a mistake.
+
+    Args:
+        lost: the names of parameters that it may read and that are not there any more.
+
+    Raises:
+        CaptureMismatch: it fails, and some are lost.
     """
     with falling_back():
         try:
@@ -68,4 +79,10 @@ def run_own_forward(
         except CaptureMismatch:
             raise
         except Exception as error:
+            if lost:
+                raise CaptureMismatch(
+                    f"{mismatch}; the model's own forward, which runs for such a call, fails ({type(error).__name__}: "
+                    f"{error}): of {', '.join(lost)} the int8 layer has only what the forward computes of it; let "
+                    "calibration see such a call, as a batch or among the examples of quant.prepare"
+                ) from error
             raise error from mismatch

@@ -149,10 +149,11 @@ class ProgramRunner(Programs):
         """Run the user's forward of the root, or of a module in it, with int8 layers and float32 between them."""
         if torch.compiler.is_compiling():
             raise mismatch
-        for runner in self.programs():
-            if runner.weights is not None:
-                runner.weights.restore(self.root, runner.layers)
-        output = run_own_forward(module, own, args, kwargs, mismatch)
+        weights = [(runner.weights, runner.layers) for runner in self.programs() if runner.weights is not None]
+        for one, layers in weights:
+            one.restore(self.root, layers)
+        lost = [name for one, _ in weights for name in one.lost(self.root)]
+        output = run_own_forward(module, own, args, kwargs, mismatch, lost)
         if not is_falling_back():
             how = "layer by layer, in float between int8 layers"
             if self.expected.path not in self.warned:

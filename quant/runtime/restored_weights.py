@@ -1,18 +1,31 @@
 """Restores parameters that int8 layers have replaced, for the user's own forward.
 
 The weight of a functional layer (`F.linear(x, self.weight)`) belongs to no module that could be replaced. When the
-user's forward first runs, such a parameter gets the real values of its integers.
+user's forward first runs, such a parameter gets the real values of its integers; where the layer's weight is computed
+from it by another order of dimensions or a factor, that is taken back.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import operator
+from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from quant.runtime.names import attribute
+
+PERMUTE, RESHAPE, DIVIDE = "permute", "reshape", "divide"
+
+_FUNCTIONS: dict[str, Callable[[Tensor, Any], Tensor]] = {
+    PERMUTE: Tensor.permute,
+    RESHAPE: Tensor.reshape,
+    DIVIDE: operator.truediv,
+}
+
+Undo = tuple[tuple[str, tuple[int, ...] | float], ...]
+"""What is done in order: PERMUTE or RESHAPE with a tuple, or DIVIDE with a number."""
 
 
 class RestoredTensor(NamedTuple):
@@ -23,14 +36,31 @@ class RestoredTensor(NamedTuple):
         sliced: whether it is some rows; the rows of all layers with this path are joined in order.
         layer: key of the layer in the runner's `layers`.
         is_weight: whether it is the layer's weight; else its bias.
-        turned: whether it is (in, out), as for `x @ weight`.
+        undo: what makes the parameter of it; None where nothing does.
     """
 
     path: str
     sliced: bool
     layer: str
     is_weight: bool
-    turned: bool = False
+    undo: Undo | None = ()
+
+
+def read_restored(
+    path: str, sliced: bool, layer: str, is_weight: bool, undo: Iterable[Any] | None = ()
+) -> RestoredTensor:
+    """One from a file, which has lists for tuples.
+
+    Raises:
+        ValueError, TypeError: it does not have that form.
+    """
+    read: list[tuple[str, tuple[int, ...] | float]] = []
+    for name, by in undo or ():
+        value = tuple(by) if type(by) is list and all(type(one) is int for one in by) else by
+        if name not in _FUNCTIONS or type(value) not in (tuple, float):
+            raise ValueError(f"{name} by {by!r} restores no parameter")
+        read.append((name, value))
+    return RestoredTensor(path, sliced, layer, is_weight, None if undo is None else tuple(read))
 
 
 class WeightsToRestore:
@@ -47,26 +77,34 @@ class WeightsToRestore:
         values_of: dict[str, list[Tensor]] = {}
         for one in self.tensors:
             layer: Any = layers[one.layer]
-            value = layer.unfolded()[0 if one.is_weight else 1]
+            value = None if one.undo is None else layer.unfolded()[0 if one.is_weight else 1]
             if value is not None:
-                values_of.setdefault(one.path, []).append(value.t() if one.turned else value)
+                values_of.setdefault(one.path, []).append(_undone(value, one.undo or ()))
         sliced = {one.path for one in self.tensors if one.sliced}
         for path, rows in values_of.items():
             owner, _, name = path.rpartition(".")
-            module = root.get_submodule(owner)
-            if _is_gone(module, name):
-                module.__dict__[name] = torch.cat(rows) if path in sliced else rows[0]
+            if _is_gone(root, path):
+                root.get_submodule(owner).__dict__[name] = torch.cat(rows) if path in sliced else rows[0]
         self._done = True
+
+    def lost(self, root: nn.Module) -> list[str]:
+        """The names of the parameters that cannot be restored, and are not there."""
+        paths = dict.fromkeys(one.path for one in self.tensors if one.undo is None)
+        return [path for path in paths if _is_gone(root, path)]
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_done": False}
 
 
-def _is_gone(module: nn.Module, name: str) -> bool:
-    if name in module.__dict__:
-        return False
+def _undone(value: Tensor, undo: Undo) -> Tensor:
+    for name, by in undo:
+        value = _FUNCTIONS[name](value, by)
+    return value.contiguous()  # a forward may ask for a view of it
+
+
+def _is_gone(root: nn.Module, path: str) -> bool:
     try:
-        value = attribute(module, name)
+        value = attribute(root, path)
     except AttributeError:
         return True
     return value is None or (isinstance(value, Tensor) and value.numel() == 0)

@@ -6,6 +6,7 @@ that share a weight are one group and are built together.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 
 import torch
@@ -143,12 +144,23 @@ def check_holds(what: str, tensor: Tensor, dtype: torch.dtype) -> None:
     """Raise ShardError where a tensor, called `what`, has values beyond a dtype, which would become inf or wrap."""
     for part in tensor.detach().reshape(-1).split(VALUES) if tensor.dtype != dtype else ():
         value = part.to(dtype)
-        lost = (value.isinf() & ~part.isinf()) if dtype.is_floating_point else value != part
+        lost = _lost(part.float(), value.float(), dtype) if dtype.is_floating_point else value != part
         if bool(lost.any()):
             raise ShardError(
                 f"{what} has the value {part[lost][0].item()}, which {dtype} of the model does not hold; make the "
                 "model with a wider dtype"
             )
+
+
+def _lost(part: Tensor, value: Tensor, dtype: torch.dtype) -> Tensor:
+    """Where float32 `part` is beyond `dtype`, as which it is `value`: float8 types have inf, NaN or the largest there.
+
+    What is at most half a step above the largest number is rounded to that one.
+    """
+    largest = torch.finfo(dtype).max
+    half_a_step = math.ldexp(torch.finfo(dtype).eps, math.frexp(largest)[1] - 2)
+    beyond = part.isfinite() & (~value.isfinite() | (part.abs() > largest + half_a_step))
+    return beyond | (part.isinf() & ~value.isinf())
 
 
 def _set(model: nn.Module, name: str, value: nn.Parameter) -> None:

@@ -9,14 +9,14 @@ from quant.half_precision import carry
 from quant.kernels import QParams
 from quant.runtime.as_forward import as_forward
 from quant.runtime.keys import LayerKey, ProgramKey
-from quant.runtime.names import full_name
+from quant.runtime.names import full_name, replace_modules
 from quant.runtime.program_runner import ProgramRunner
 from quant.runtime.programs import RESERVED
 from quant.static.assembly import AssemblyContext, assemble
 from quant.static.dynamic_fallback import is_lone_dynamic
 from quant.static.int8_layers import Built, int8_layers
 from quant.static.kept_graph import keep_graph
-from quant.static.module_replacement import remove_folded, replace_module
+from quant.static.module_replacement import remove_folded
 from quant.static.native import schedule
 from quant.static.native_forms import Planner
 from quant.static.part_calls import add_parts
@@ -76,12 +76,11 @@ def convert_program(
         if further:
             return model
         carry(root, whole)
-        return replace_module(model, root, whole)
-    for one, layer in layers.items():
-        if not one.functional:
-            original = built.originals[key, one.name]
-            carry(original, layer)
-            replace_module(root, original, layer)
+        return replace_modules(model, {root: whole})
+    replaced = {built.originals[key, one.name]: layer for one, layer in layers.items() if not one.functional}
+    for original, layer in replaced.items():
+        carry(original, layer)
+    replace_modules(root, replaced)
     numbers = {value: (context.scale(value), context.zero_point(value)) for value in fused.slot_of}
     program_runner = ProgramRunner(root, assembled.program, numbers, backend)
     keep_graph(program_runner, fused.graph)

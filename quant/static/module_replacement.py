@@ -1,4 +1,4 @@
-"""Replacing modules in a conversion, under all their names, and removing tensors that are no longer read."""
+"""Replacing norms that are folded into weights in a conversion, and removing tensors that are no longer read."""
 
 from __future__ import annotations
 
@@ -12,34 +12,25 @@ from quant.graph import Kind
 from quant.ops.operator import Weighted
 from quant.runtime.keys import LayerKey
 from quant.runtime.layers.weighted import FoldedNorm, StaticLayer
-from quant.runtime.names import attribute, submodule
+from quant.runtime.names import attribute, replace_modules, submodule
 from quant.runtime.program_runner import ProgramRunner
 from quant.static.assembly import Site
 from quant.static.removed_tensors import remove_tensor
-
-
-def replace_module(root: nn.Module, old: nn.Module, new: nn.Module) -> nn.Module:
-    """Put `new` where root has `old`, under every name; returns the root, which may be what was replaced."""
-    if root is old:
-        return new
-    for parent in list(root.modules()):
-        for name, child in parent._modules.items():
-            if child is old:
-                parent._modules[name] = new
-    return root
 
 
 def remove_folded(
     fused: FusedGraph, root: nn.Module, layers: Mapping[LayerKey, nn.Module], sites: Mapping[int, Site]
 ) -> None:
     """Replace batch norms that are folded into a weight by an Identity, so that names stay."""
+    folded: dict[nn.Module, nn.Module] = {}
     for step in fused.steps:
         place = step.operator.batch_norm if isinstance(step.operator, Weighted) else None
         node = None if place is None else fused.graph.nodes[place]
         if node is not None and node.kind is Kind.MODULE:
             layer = layers[sites[step.output].layer]
             assert isinstance(layer, StaticLayer)
-            replace_module(root, attribute(root, node.target), FoldedNorm(layer))
+            folded[attribute(root, node.target)] = FoldedNorm(layer)
+    replace_modules(root, folded)
 
 
 def remove_unread(

@@ -14,10 +14,12 @@ from quant.runtime.instructions import FloatCall, Guard, IntegerMove, KernelCall
 from quant.runtime.layers.quant_module import QuantModule
 from quant.runtime.layers.static_module import StaticQuantModule
 from quant.runtime.layers.weighted import StaticLayer
+from quant.runtime.module_call import ModuleCall
 from quant.runtime.names import has_submodule, submodule
 from quant.runtime.objects import Given, Write, walk
 from quant.runtime.program import Program
 from quant.runtime.program_runner import ProgramRunner
+from quant.runtime.region import Region
 from quant.runtime.text_scanner import TextError
 from quant.runtime.trees import Attr
 from quant.runtime.values import Value
@@ -61,12 +63,17 @@ def check_paths(program: Program) -> None:
 
 
 def _modules(program: Program) -> Iterator[str]:
-    """The modules that calls name."""
+    """The modules that calls name, and lines of its native regions."""
     for one in program.instructions:
         if isinstance(one, (FloatCall, Guard)):
             yield one.owner
         if isinstance(one, (FloatCall, IntegerMove)) and isinstance(one.callee, Submodule):
             yield one.callee.path
+    schedule = program.schedule
+    steps = [] if schedule is None else [*schedule.steps, *schedule.singles.values()]
+    for step in steps:
+        if isinstance(step, Region):
+            yield from (piece.path for piece in step.pieces if isinstance(piece, ModuleCall))
 
 
 def _attributes(program: Program) -> Iterator[str]:

@@ -2,23 +2,29 @@
 
 from __future__ import annotations
 
-import dataclasses
+import itertools
 import operator
 from collections.abc import Iterator
+from typing import Any
 
+import torch
 from torch import Tensor, nn
+from torch.nn.utils import parametrize
 
 from quant.folding import Transposed, parameter, paths_behind
 from quant.fusion.fused_graph import FusedGraph
-from quant.graph import Kind, evaluate
+from quant.graph import Graph, Kind, Node
 from quant.ops.operator import Weighted
 from quant.ops.step import Step
-from quant.runtime.names import child_name, full_name
-from quant.runtime.restored_weights import RestoredTensor, WeightsToRestore
-from quant.runtime.trees import Attr, Ref, map_leaves
+from quant.runtime.names import attribute, child_name, full_name, submodule
+from quant.runtime.restored_weights import DIVIDE, PERMUTE, RESHAPE, RestoredTensor, Undo, WeightsToRestore
+from quant.runtime.trees import Attr, Ref, leaves
 
 SAME = 0.01
 """What is computed from a weight that was computed already may differ by this much of it: a normalised one does."""
+
+MOST_DIMS = 6
+"""Of a weight whose dimensions are tried in all orders."""
 
 
 def weights_to_restore(fused: FusedGraph, root: nn.Module) -> WeightsToRestore:
@@ -30,44 +36,98 @@ def weights_to_restore(fused: FusedGraph, root: nn.Module) -> WeightsToRestore:
     return WeightsToRestore(tensors)
 
 
-def _computed_otherwise(value: Ref, name: str, fused: FusedGraph, root: nn.Module) -> bool:
-    """Whether the parameter `name` cannot be given the weight that is computed from it.
+def _tensors(step: Step, layer: Weighted, fused: FusedGraph, root: nn.Module) -> Iterator[RestoredTensor]:
+    key, graph = child_name(step.name), fused.graph
+    for is_weight, value in ((True, layer.weight), (False, layer.bias)):
+        source, undo = _before_moves(value, graph, root)
+        if isinstance(source, Attr):
+            yield RestoredTensor(source.path, False, key, is_weight, undo)
+        elif isinstance(source, Ref):
+            node = graph.nodes[source.index]
+            if node.target is operator.getitem and isinstance(node.args[1], slice) and isinstance(node.args[0], Attr):
+                yield RestoredTensor(node.args[0].path, True, key, is_weight, undo)
+                continue
+            owner, name = graph.nodes[step.nodes[0]].owner, "weight" if is_weight else "bias"
+            behind = paths_behind(graph, source)
+            if _is_parametrized(owner, name, behind, root) or _is_computed_alike(source, owner, name, graph, root):
+                yield RestoredTensor(full_name(owner, name), False, key, is_weight, undo)
+            else:
+                yield from (RestoredTensor(path, False, key, is_weight, None) for path in sorted(behind))
 
-    One that is turned or scaled would be so twice; a copy and a normalised weight stay what they are.
+
+def _before_moves(value: Any, graph: Graph, root: nn.Module) -> tuple[Any, Undo]:
+    """What a value is before calls that only rearrange or scale it, and what takes these back, the last one first."""
+    undo: list[tuple[str, Any]] = []
+    if isinstance(value, Transposed):
+        value = value.source
+        undo.append((PERMUTE, (1, 0)))
+    while isinstance(value, Ref):
+        move = _move(graph.nodes[value.index], graph, root)
+        if move is None:
+            break
+        value, taken_back = move
+        undo.append(taken_back)
+    return value, tuple(undo)
+
+
+def _move(node: Node, graph: Graph, root: nn.Module) -> tuple[Any, tuple[str, Any]] | None:
+    """The tensor that a call rearranges or multiplies by a number, and what takes that back; None of other calls.
+
+    Judged by what the call makes of numbers that are all different: it may be any of torch's.
     """
-    graph = fused.graph
-    if name not in paths_behind(graph, value):
-        return False  # the module computes it of parts
+    places = dict.fromkeys(leaf for leaf in leaves((node.args, node.kwargs)) if isinstance(leaf, (Attr, Ref)))
+    read = {place: parameter(place, graph, root) for place in places}
+    sources = [place for place, one in read.items() if isinstance(one, Tensor) and one.is_floating_point()]
+    if len(sources) != 1 or any(isinstance(leaf, Tensor) for leaf in leaves((node.args, node.kwargs))):
+        return None
+    [source] = sources
+    before = _numbered(read[source])
+    try:
+        after = parameter(Ref(node.index), graph, root, {source: before.clone()})
+    except Exception:  # the user's own, or torch's, about such numbers
+        return None
+    if not isinstance(after, Tensor) or after.dtype != before.dtype or after.numel() != before.numel():
+        return None
+    if torch.equal(after.flatten(), before.flatten()):
+        return source, (RESHAPE, tuple(before.shape))
+    for dims in itertools.permutations(range(before.dim())) if before.dim() <= MOST_DIMS else ():
+        moved = before.permute(dims)
+        if moved.shape == after.shape and torch.equal(moved, after):
+            return source, (PERMUTE, tuple(map(dims.index, range(len(dims)))))
+    factor = float(after.flatten()[0]) if after.numel() else 0.0
+    if factor and after.shape == before.shape and torch.allclose(after, factor * before, atol=0.0):
+        return source, (DIVIDE, factor)
+    return None
+
+
+def _numbered(like: Tensor | None) -> Tensor:
+    """1, -2, 3, -4, ... in the shape of a tensor."""
+    assert like is not None
+    numbers = torch.arange(1.0, like.numel() + 1)
+    numbers[1::2] *= -1
+    return numbers.reshape(like.shape)
+
+
+def _is_parametrized(owner: str, name: str, behind: set[str], root: nn.Module) -> bool:
+    """Whether the module `owner` computes its attribute `name` of parts, and of all that is behind a value."""
+    module = submodule(root, owner)
+    if not parametrize.is_parametrized(module, name):
+        return False
+    computes: Any = module.parametrizations[name]  # type: ignore[index]
+    parts = {id(one) for one in (*computes.parameters(), *computes.buffers())}
+    return all(id(attribute(root, path)) in parts for path in behind)
+
+
+def _is_computed_alike(value: Ref, owner: str, name: str, graph: Graph, root: nn.Module) -> bool:
+    """Whether what is computed from a module's parameter, as a normalised one, stays the same if that is given it."""
+    path = full_name(owner, name)
+    if path not in paths_behind(graph, value):
+        return False
     once = parameter(value, graph, root)
     assert once is not None
-
-    def again(index: int) -> Tensor:
-        args, kwargs = map_leaves(
-            lambda leaf: once if isinstance(leaf, Attr) and leaf.path == name else leaf,
-            (graph.nodes[index].args, graph.nodes[index].kwargs),
-        )
-        result: Tensor = evaluate(dataclasses.replace(graph.nodes[index], args=args, kwargs=kwargs), root, again)
-        return result
-
     try:
-        twice = again(value.index)
-    except (RuntimeError, IndexError):  # the result has another shape, which the calls do not take
-        return True
-    return twice.shape != once.shape or bool((twice - once).norm() > SAME * once.norm())
-
-
-def _tensors(step: Step, layer: Weighted, fused: FusedGraph, root: nn.Module) -> Iterator[RestoredTensor]:
-    key = child_name(step.name)
-    for is_weight, value in ((True, layer.weight), (False, layer.bias)):
-        sliced, turned = False, isinstance(value, Transposed)
-        if isinstance(value, Transposed):
-            value = value.source if isinstance(value.source, Attr) else None
-        if isinstance(value, Ref):
-            node = fused.graph.nodes[value.index]
-            if node.target is operator.getitem and isinstance(node.args[1], slice):
-                value, sliced = node.args[0], True
-            else:  # computed from parts: the module reads it as its `weight`
-                name = full_name(fused.graph.nodes[step.nodes[0]].owner, "weight" if is_weight else "bias")
-                value = None if _computed_otherwise(value, name, fused, root) else Attr(name)
-        if isinstance(value, Attr):
-            yield RestoredTensor(value.path, sliced, key, is_weight, turned)
+        twice = parameter(value, graph, root, {Attr(path): once})
+    except (RuntimeError, IndexError):  # it has another shape, which the calls do not take
+        return False
+    assert twice is not None
+    return twice.shape == once.shape and not bool((twice - once).norm() > SAME * once.norm())

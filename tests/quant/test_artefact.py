@@ -170,6 +170,12 @@ def test_a_model_of_another_size(tmp_path: Path) -> None:
         quant.load(written(tmp_path), model=wider)
 
 
+def test_a_folder(tmp_path: Path) -> None:
+    for read in (lambda: quant.load(tmp_path, model=Tagger()), lambda: quant.load(tmp_path)):
+        with pytest.raises(quant.ArtefactError, match=r"is a folder, expected a file that quant\.save wrote"):
+            read()
+
+
 def test_a_missing_file() -> None:
     with pytest.raises(OSError, match="nowhere"):
         quant.load("nowhere.q8", model=Tagger())

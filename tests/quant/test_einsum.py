@@ -102,6 +102,25 @@ def test_of_two_activations_it_is_a_product(equation: str, shape: tuple[int, ...
         assert q(larger(x), larger(y)).shape == model(larger(x), larger(y)).shape
 
 
+@pytest.mark.parametrize(
+    ("weight", "other"), [((4, 6, 8), None), (None, (5, 6, 4))], ids=["with a parameter", "of two activations"]
+)
+def test_another_split_of_the_summed_dimensions_is_refused(
+    weight: tuple[int, ...] | None, other: tuple[int, ...] | None
+) -> None:
+    """As float refuses it: 3 by 8 has as many values as 4 by 6. Other sizes that belong together are taken."""
+    torch.manual_seed(0)
+    model = Einsum("bik,iko->bo" if other is None else "bcd,jdc->bj", weight).eval()
+    x = (torch.randn(16, 4, 6), *([] if other is None else [torch.randn(other)]))
+    q = quant.quantize_static(model, [x], forward=lambda model, batch: model(*batch), progress=False)
+    with pytest.raises(RuntimeError):
+        model(torch.randn(16, 3, 8), *x[1:])
+    with pytest.raises(RuntimeError, match="size"):
+        q(torch.randn(16, 3, 8), *x[1:])
+    for one in [x, (x[0][:7], *x[1:])] + ([] if other is None else [(torch.randn(16, 3, 8), torch.randn(5, 8, 3))]):
+        assert (q(*one) - model(*one)).norm() < 0.05 * model(*one).norm()
+
+
 def test_shapes_are_known_in_all_recordings() -> None:
     """Sizes that follow from the batch are no constants of the program."""
     model = Einsum("bijc,bklc->bijkl").eval()

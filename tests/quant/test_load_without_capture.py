@@ -341,6 +341,7 @@ def in_layer(name: str, value: Any) -> Callable[[dict[str, Any]], None]:
         (in_text("program", "scale=", "scale=-"), "not a scale and zero point"),
         (in_text("program", "octet.mul", "octet.destroy"), "there is no operator 'destroy'"),
         (in_text("schedule", "native(", "foreign("), "expected 'native'"),
+        (in_text("schedule", "'embedding'", "'nothing'"), "there is no module 'nothing'"),
         (in_text("floats", "module block.fc", "module block.__class__"), "leads through a private attribute"),
         (in_layer("names", ["nothing"]), "cannot be read"),
         (in_layer("clamps", []), "its tensors and settings do not fit each other"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -130,6 +131,65 @@ class Counts(nn.Module):
     def shifted(self, x: Tensor) -> Any:
         return [x[i >> 5] for i in range(x.shape[0])]
 
+    def enumerated(self, x: Tensor) -> Any:
+        return [x[j] for i, j in enumerate(range(x.shape[0])) if i == 40]
+
+    def zipped(self, x: Tensor) -> Any:
+        for i, _ in zip(range(x.shape[0]), range(1000), strict=False):
+            if i > 30:
+                x = x + 1
+        return x
+
+    def one_more(self, x: Tensor) -> Any:
+        for i in range(x.shape[0]):
+            j = i + 1
+            if j == 40:
+                x = x + 1
+        return x
+
+    def rows(self, x: Tensor) -> Any:
+        for i in range(x.shape[0]):
+            row, column = i // 8, i % 8
+            if row == 3 and column == 0:
+                x = x + 1
+        return x
+
+    def local_less_one(self, x: Tensor) -> Any:
+        far = int("20")
+        for i in range(x.shape[0]):
+            if i == far - 1:
+                x = x + 1
+        return x
+
+    def condition(self, x: Tensor) -> Any:
+        return [x[i] for i in range(x.shape[0]) if max(i - 150, 0)]
+
+    def least(self, x: Tensor) -> Any:
+        return [x[i] for i in range(x.shape[0]) if min(i, 150) == 150]
+
+    def all_at_once(self, x: Tensor) -> Any:
+        return x * 2 if (np.arange(x.shape[0]) > 70).any() or 50 in range(x.shape[1]) else x
+
+    def kept_numbers(self, x: Tensor) -> Any:
+        places = np.arange(x.shape[0])
+        return x * 2 if (places > 70).any() else x
+
+    def logarithm(self, x: Tensor) -> Any:
+        return x * math.floor(math.log(x.shape[0], 200))
+
+    def no_counts(self, x: Tensor, layers: Any = (), sizes: Any = ()) -> Any:
+        for i, layer in enumerate(layers):
+            if i == 40 or layer.far(i) or layer == "40":
+                x = layer(x)
+        whole = [a // b for a, b in zip(sizes, layers, strict=True)]
+        for i in range(len(layers)):
+            if layers[i].far or whole[i] > 40:
+                x = x * math.log(self.window)
+        for row in range(x.shape[0]):
+            if row is not None and row < x.shape[0] - 1:
+                x = x + 1
+        return x
+
     def before_last(self, x: Tensor) -> Any:
         n = x.shape[0]
         return [x[i] for i in range(n) if i < n - 1 and i + 1 < x.shape[0] and n // 50 + 1]
@@ -143,11 +203,58 @@ class Counts(nn.Module):
      (Counts.named, 30), (Counts.by_a_local, UNKNOWN), (Counts.up_to_a_local, UNKNOWN),
      (Counts.swapped, 41), (Counts.local_first, UNKNOWN), (Counts.sums, 45), (Counts.between, 71), (Counts.among, 71),
      (Counts.among_own, UNKNOWN), (Counts.one_before, UNKNOWN), (Counts.called, UNKNOWN), (Counts.quotient, 20),
-     (Counts.shifted, 32), (Counts.before_last, 1)],
+     (Counts.shifted, 32), (Counts.before_last, 1), (Counts.enumerated, 41), (Counts.zipped, 31), (Counts.one_more, 42),
+     (Counts.rows, 32), (Counts.local_less_one, UNKNOWN), (Counts.condition, UNKNOWN), (Counts.least, UNKNOWN),
+     (Counts.all_at_once, 71), (Counts.kept_numbers, 71), (Counts.logarithm, UNKNOWN), (Counts.no_counts, 1)],
     ids=lambda value: getattr(value, "__name__", str(value)),
 )  # fmt: skip
 def test_the_largest_step_by_which_code_counts_to_a_size(forward: Callable[..., Any], step: float) -> None:
     assert largest_step(Counts(), forward) == step
+
+
+class Far(nn.Module):
+    """Computes something where a count, or what follows from it, is larger than any recording's sizes."""
+
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        self.first, self.last, self.kind = nn.Linear(8, 8), nn.Linear(8, 8), kind
+
+    def enumerated(self, count: int) -> float:
+        return math.prod(0.5 for i, _ in enumerate(range(count)) if i == 150)
+
+    def summed(self, count: int) -> float:
+        far, scale = int("150"), 1.0
+        for i in range(count):
+            j = i + 1
+            scale = scale * 0.5 if j == far + 1 else scale
+        return scale
+
+    def as_condition(self, count: int) -> float:
+        return math.prod(0.5 for i in range(count) if max(i - 150, 0))
+
+    def by_numpy(self, count: int) -> float:
+        return 0.5 if (np.arange(count) > 150).any() else 1.0
+
+    def of_logarithm(self, count: int) -> float:
+        return 1.0 + math.floor(math.log(count, 150))
+
+    def forward(self, x: Tensor) -> Tensor:
+        kinds = [self.enumerated, self.summed, self.as_condition, self.by_numpy, self.of_logarithm]
+        [scale] = [one for one in kinds if one is not None and one.__name__ == self.kind]
+        return self.last(self.first(x).sum(1) * scale(x.shape[1]))  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize("kind", ["enumerated", "summed", "as_condition", "by_numpy", "of_logarithm"])
+def test_what_follows_from_a_count_is_computed(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.manual_seed(0)
+    for other in {"enumerated", "summed", "as_condition", "by_numpy", "of_logarithm"} - {kind}:
+        monkeypatch.setattr(Far, other, None)  # a forward's helpers are all looked at
+    model = Far(kind).eval()
+    prepared = quant.prepare(model, torch.randn(4, 5, 8))
+    for length in (19, 41, 151, 152, 310):
+        x = torch.randn(4, length, 8)
+        with torch.no_grad():
+            torch.testing.assert_close(copy.deepcopy(prepared)(x), model(x))
 
 
 class Halves(nn.Module):

@@ -254,6 +254,68 @@ def test_a_folder_that_from_pretrained_reads_says_so(tmp_path: Path) -> None:
         quant.load_quantized(subject.make(), tmp_path / "int")
 
 
+NO_FOLDER = "and from_pretrained would load the folder with random weights; write a file by quant.save"
+
+
+@pytest.mark.parametrize("wrapped", [False, True], ids=["alone", "in another model"])
+def test_what_no_folder_holds_is_not_saved(wrapped: bool, tmp_path: Path) -> None:
+    """`from_pretrained` would draw the weights at random, with a warning: of static models, and of those of a file."""
+    subject = SUBJECTS["llama"]
+    model, batch = subject.make(), subject.batch(torch.float32)
+    float_model = nn.ModuleDict({"text": model, "head": nn.Linear(64, 64)}) if wrapped else model
+    static = quant.quantize_static(
+        Around(model) if wrapped else model, [batch], forward=lambda m, b: m(**b), progress=False
+    )
+    dynamic = quant.quantize_dynamic(float_model, subject.recipe(4))
+    quant.save(dynamic, tmp_path / "q.safetensors")
+    loaded = quant.load(tmp_path / "q.safetensors", model=float_model)
+    for q, what in ((static, "is a static int8 model"), (loaded, "is a model of quant.load")):
+        for one in (q, copy.deepcopy(q), pickle.loads(pickle.dumps(q))):
+            text: Any = one.text if wrapped and q is static else one["text"] if wrapped else one
+            with pytest.raises(ValueError, match=f"save_pretrained: LlamaForCausalLM {what}, {NO_FOLDER}"):
+                text.save_pretrained(tmp_path / "folder")
+    assert not (tmp_path / "folder").exists()
+    model.save_pretrained(tmp_path / "float")  # the float model is as it was
+
+
+class Around(nn.Module):
+    """A model of transformers in one of another class."""
+
+    def __init__(self, text: nn.Module) -> None:
+        super().__init__()
+        self.text = text
+
+    def forward(self, **batch: Any) -> Any:
+        return self.text(**batch).logits
+
+
+def test_without_the_library_s_quantizer_nothing_is_saved(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    subject = SUBJECTS["llama"]
+    model = subject.make()
+    monkeypatch.setitem(sys.modules, "quant.integrations.transformers_quantizer", None)  # as with transformers 4
+    q = quant.quantize_dynamic(model)
+    with pytest.raises(ValueError, match=f"holds int8 layers, which transformers reads from version 5 on, {NO_FOLDER}"):
+        q.save_pretrained(tmp_path)
+
+
+def test_a_model_of_another_library_is_not_saved(tmp_path: Path) -> None:
+    hub = pytest.importorskip("huggingface_hub", reason="huggingface_hub is not installed")
+
+    class Net(nn.Module, hub.PyTorchModelHubMixin):  # type: ignore[misc]
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(8, 8)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.layer(x)  # type: ignore[no-any-return]
+
+    model = Net().eval()
+    for q in (quant.quantize_dynamic(model), quant.quantize_static(model, [torch.randn(4, 8)], progress=False)):
+        with pytest.raises(ValueError, match=f"Net .*{NO_FOLDER}"):
+            q.save_pretrained(tmp_path)
+    model.save_pretrained(tmp_path)
+
+
 def test_quant_imports_no_transformers() -> None:
     code = "import quant, sys; quant.load_quantized; sys.exit('transformers' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 import quant
 from quant.shards import ShardError
+from quant.shards.assembly import check_holds
 
 FOUR = quant.QConfig(weight_bits=4, group_size=32)
 
@@ -390,3 +391,18 @@ def test_the_wrong_kind_of_argument(tmp_path: Path) -> None:
         quant.load_quantized(empty(), tmp_path, FOUR)  # type: ignore[arg-type]
     with pytest.raises(TypeError, match=r"ignore is '\*.inv_freq', expected a list of names: ignore=\['\*.inv_freq'\]"):
         quant.load_quantized(empty(), tmp_path, ignore="*.inv_freq")
+
+
+FLOAT8 = [torch.float8_e4m3fn, torch.float8_e5m2, torch.float8_e4m3fnuz, torch.float8_e5m2fnuz]
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, *FLOAT8], ids=str)
+def test_a_value_beyond_a_small_type_is_refused(dtype: torch.dtype) -> None:
+    """float8 types have inf, NaN or the largest number for it."""
+    largest = torch.finfo(dtype).max
+    check_holds("x", torch.tensor([largest * 1.0001, -largest, 1e-9, torch.nan]), dtype)  # the first is rounded to it
+    beyond = [largest * 1.2, -largest * 8] + ([] if dtype in (torch.float16, torch.float8_e5m2) else [torch.inf])
+    for value in beyond:
+        said = rf"x has the value -?[\dinf.]+, which {dtype} of the model does not hold"
+        with pytest.raises(ShardError, match=said):
+            check_holds("x", torch.tensor([1.0, value]), dtype)
