@@ -138,14 +138,19 @@ def adaptive_avg_pool(
     pool: Callable[..., Tensor] = {1: F.adaptive_avg_pool1d, 2: F.adaptive_avg_pool2d, 3: F.adaptive_avg_pool3d}[
         len(size)
     ]
-    return _rescaled(pool(_exact(q, zero_point), list(size)), multiplier, output_zero_point)
+    return _rescaled(pool(_exact(q, zero_point), _kept(q, size)), multiplier, output_zero_point)
 
 
 def adaptive_max_pool(q: Tensor, size: Sequence[int | None]) -> Tensor:
     """The largest of windows that tile the input into `size` outputs; the scale stays."""
     pool: Callable[..., Any] = {1: F.adaptive_max_pool1d, 2: F.adaptive_max_pool2d, 3: F.adaptive_max_pool3d}[len(size)]
-    pooled: Tensor = pool(q.to(torch.float32), list(size))
+    pooled: Tensor = pool(q.to(torch.float32), _kept(q, size))
     return pooled.to(torch.uint8)
+
+
+def _kept(q: Tensor, size: Sequence[int | None]) -> list[int]:
+    """The sizes of an adaptive window, of which None keeps the input's: torch's pools of one dimension take no None."""
+    return [old if new is None else new for old, new in zip(q.shape[q.dim() - len(size) :], size, strict=True)]
 
 
 def mean(
