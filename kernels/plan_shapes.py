@@ -183,6 +183,12 @@ def _attention(settings: Settings) -> None:
     expect(same, "q, k and v differ in dimensions, or have less than three")
     fits = k.shape[-1] == q.shape[-1] and k.shape[-2] == v.shape[-2] and k.shape[-2] > 0
     expect(fits, "q, k and v have shapes that do not go together")
+    mask = settings.get("mask")
+    if mask is not None:  # torch would add queries for a longer one
+        scores = (*torch.broadcast_shapes(q.shape[:-2], k.shape[:-2]), q.shape[-2], k.shape[-2])
+        wanted = scores[max(0, len(scores) - mask.dim()) :]
+        fits = mask.dim() <= len(scores) and all(one in (1, size) for one, size in zip(mask.shape, wanted, strict=True))
+        expect(fits, "its mask does not fit the scores")
 
 
 def _group_norm(settings: Settings) -> None:

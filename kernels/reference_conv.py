@@ -180,9 +180,9 @@ def check_conv(
 
 def check_memory(sizes: Sequence[float], name: str) -> None:
     """Raise ValueError for more values than memory holds."""
-    known = [size for size in sizes if isinstance(size, (int, float))]  # a graph has others, which it would guard
-    # An empty tensor has strides, too.
-    if math.prod(max(size, 1) for size in known) > MOST:
+    # A graph has others, which it would guard; and an empty tensor has strides, too.
+    known = [max(size, 1) for size in sizes if isinstance(size, (int, float))]
+    if math.prod(known) > MOST:
         raise ValueError(f"{name} would have more than 2**40 values")
 
 

@@ -154,6 +154,38 @@ def test_an_adaptive_window_of_one_dimension_may_keep_its_size() -> None:
     assert torch.equal(ALL.run_plan([q_x(2, 3, 5)], [], f"{text}\noutputs %1", "")[0], q_x(2, 3, 5))
 
 
+POOLS = {
+    "max": "max_pool q=%0 kernel=2,2,2 stride=1 padding=0 dilation=1 ceil_mode=False",
+    "mean": "avg_pool q=%0 zero_point=3 kernel=1,2,2 multiplier=0.7 output_zero_point=1 stride=1 padding=0",
+    "adaptive": "adaptive_avg_pool q=%0 zero_point=3 size=2,2,2 multiplier=0.7 output_zero_point=1",
+    "adaptive max": "adaptive_max_pool q=%0 size=2,2,2",
+}
+
+
+@pytest.mark.parametrize("line", POOLS.values(), ids=list(POOLS))
+def test_a_volume_without_a_batch_may_lie_as_an_image(line: str) -> None:
+    x = torch.arange(3 * 4 * 5 * 6, dtype=torch.uint8).view(3, 4, 5, 6)
+    turned = x.movedim(1, -1).contiguous().movedim(-1, 1)
+    text = f"octet-plan 1\ninputs %0\n%1 = {line}\noutputs %1"
+    expected = reference_plan.run_plan([x], [], text)[0]
+    assert torch.equal(reference_plan.run_plan([turned], [], text)[0], expected)
+    assert torch.equal(ALL.run_plan([turned], [], text, "")[0], expected)
+
+
+@pytest.mark.parametrize("shape", [(4, 3), (5, 2, 3), (2, 1, 1, 2, 3), (2, 4)], ids=str)
+def test_a_mask_adds_no_queries(shape: tuple[int, ...]) -> None:
+    """torch broadcasts the scores to it."""
+    text = "octet-plan 1\ninputs %0 %1 %2\n%3 = attention q=%0 k=%1 v=%1 scale=- causal=False mask=%2\noutputs %3"
+    q, k = torch.randn(2, 2 if shape[-2] == 2 else 1, 4), torch.randn(2, 3, 4)
+    for run in (lambda *given: reference_plan.run_plan(*given), lambda *given: ALL.run_plan(*given, "")):
+        with pytest.raises(ValueError, match=r"its mask (does not fit the scores|has more dimensions)"):
+            run([q, k, torch.zeros(shape)], [], text)
+    mask = torch.zeros(q.shape[1], 3)
+    assert torch.allclose(
+        ALL.run_plan([q, k, mask], [], text, "")[0], reference_plan.run_plan([q, k, mask], [], text)[0]
+    )
+
+
 def test_rows_without_features_and_outputs_take_no_time(extension: None) -> None:
     """2**62 of them."""
     nothing = torch.empty(1 << 31, 1 << 31, 0)
