@@ -204,6 +204,7 @@ ON_TWO_DEVICES = {
     "q_bias": lambda meta: (
         ALL.linear_u8s8_s32, (q_x(1, 2), 0, weight(3, 2), meta(torch.zeros(3, dtype=torch.int32)), ""),
     ),
+    "q_weight": lambda meta: (ALL.product, (q_x(1, 2), meta(weight(3, 2)), "reference")),
     "scale": lambda meta: (ALL.linear_dynamic_plain, (torch.ones(1, 2), weight(3, 2), meta(torch.ones(3)), None)),
     "gain": lambda meta: (ALL.round_weight, (torch.ones(2, 2), meta(torch.ones(2)), None, None, 1.0, 127)),
     "means": lambda meta: (
