@@ -209,6 +209,15 @@ runner-wasm: ## octet-run for node, and liboctet.a for programs in WebAssembly; 
 fuzz-runner: build ## Altered files into the runner, under AddressSanitizer: ARGS='--count 100000' (compiles for minutes)
 	@$(in_venv) python tests/quant/fuzz_runner.py $(ARGS)
 
+fuzz-arguments: build ## Hostile arguments to every operator, in processes that may end: ARGS='--seconds 600 --seed 1000'
+	@$(in_venv) python tests/kernels/fuzz_arguments.py $(ARGS)
+
+fuzz-kernels: build ## Every operator, backend and instruction set of this machine against the reference (OCTET_FUZZ_SECONDS)
+	@$(in_venv) python tests/kernels/fuzz_kernels.py $(ARGS)
+
+fuzz-plans: build ## Random programs of every operation by the kernels and by the interpreter (OCTET_FUZZ_SECONDS)
+	@$(in_venv) python tests/kernels/fuzz_plans.py $(ARGS)
+
 fuzz-networks: build ## Modules with random forwards, static and in training, held to float: ARGS='--seconds 600 --seed 1000'
 	@$(in_venv) python tests/quant/fuzz_networks.py $(ARGS)
 

@@ -128,36 +128,64 @@ def _register() -> None:
             # and torch.compile does at once.
             _library.impl(name, torch.library.fallthrough_kernel, "Autograd")
     transforms.refuse_derivatives(_library, SCHEMAS)
-    torch.library.register_fake("octet::quantize", _fake_quantize, lib=_library)
-    torch.library.register_fake("octet::dequantize", _fake_dequantize, lib=_library)
-    torch.library.register_fake("octet::requantize", _fake_requantize, lib=_library)
-    torch.library.register_fake("octet::linear_u8s8_s32", _fake_linear_s32, lib=_library)
-    torch.library.register_fake("octet::linear_u8s8_f32", _fake_linear_f32, lib=_library)
-    torch.library.register_fake("octet::linear_u8s8_u8", _fake_linear_u8, lib=_library)
-    torch.library.register_fake("octet::conv_u8s8_s32", _fake_conv(torch.int32), lib=_library)
-    torch.library.register_fake("octet::conv_u8s8_f32", _fake_conv(torch.float32), lib=_library)
-    torch.library.register_fake("octet::conv_u8s8_u8", _fake_conv(torch.uint8), lib=_library)
-    torch.library.register_fake("octet::run_plan", _fake_run_plan, lib=_library)
-    torch.library.register_fake("octet::run_plan_of_finite", _fake_run_plan, lib=_library)
-    torch.library.register_fake("octet::linear_dynamic", _fake_linear_dynamic, lib=_library)
-    torch.library.register_fake("octet::linear_dynamic_plain", _fake_linear_dynamic, lib=_library)
-    torch.library.register_fake("octet::rnn_layer", _fake_rnn_layer, lib=_library)
-    torch.library.register_fake("octet::fake_quantize", _fake_fake_quantize, lib=_library)
-    torch.library.register_fake("octet::masked_gradient", _fake_masked_gradient, lib=_library)
-    torch.library.register_fake("octet::follow_range", _fake_changing_state, lib=_library)
-    torch.library.register_fake("octet::round_weight", _fake_round_weight, lib=_library)
-    torch.library.register_fake("octet::batch_statistics", _fake_batch_statistics, lib=_library)
-    torch.library.register_fake("octet::histogram", _fake_histogram, lib=_library)
-    torch.library.register_fake("octet::observe_histogram", _fake_changing_state, lib=_library)
-    torch.library.register_fake("octet::channel_sums", _fake_channel_sums, lib=_library)
-    torch.library.register_fake("octet::observe_activation", _fake_changing_state, lib=_library)
-    torch.library.register_fake("octet::observe_normalized", _fake_changing_state, lib=_library)
-    torch.library.register_fake("octet::rnn_layer_static", _fake_rnn_layer_static, lib=_library)
-    torch.library.register_fake("octet::embedding", _fake_embedding, lib=_library)
-    torch.library.register_fake("octet::embedding_bag", _fake_embedding_bag, lib=_library)
+    for name, shape_function in _shape_functions().items():
+        torch.library.register_fake(f"octet::{name}", _on_one_device(name, shape_function), lib=_library)
     if problem:
         for name in _without_kernel():  # what an old extension has is there already, and is not called
             _library.impl(name, _without_backend(name), "CPU")
+
+
+def _shape_functions() -> dict[str, Callable[..., Any]]:
+    return {
+        "quantize": _fake_quantize,
+        "dequantize": _fake_dequantize,
+        "requantize": _fake_requantize,
+        "linear_u8s8_s32": _fake_linear_s32,
+        "linear_u8s8_f32": _fake_linear_f32,
+        "linear_u8s8_u8": _fake_linear_u8,
+        "conv_u8s8_s32": _fake_conv(torch.int32),
+        "conv_u8s8_f32": _fake_conv(torch.float32),
+        "conv_u8s8_u8": _fake_conv(torch.uint8),
+        "run_plan": _fake_run_plan,
+        "run_plan_of_finite": _fake_run_plan,
+        "linear_dynamic": _fake_linear_dynamic,
+        "linear_dynamic_plain": _fake_linear_dynamic,
+        "rnn_layer": _fake_rnn_layer,
+        "fake_quantize": _fake_fake_quantize,
+        "masked_gradient": _fake_masked_gradient,
+        "follow_range": _fake_changing_state,
+        "round_weight": _fake_round_weight,
+        "batch_statistics": _fake_batch_statistics,
+        "histogram": _fake_histogram,
+        "observe_histogram": _fake_changing_state,
+        "channel_sums": _fake_channel_sums,
+        "observe_activation": _fake_changing_state,
+        "observe_normalized": _fake_changing_state,
+        "rnn_layer_static": _fake_rnn_layer_static,
+        "embedding": _fake_embedding,
+        "embedding_bag": _fake_embedding_bag,
+    }
+
+
+def _on_one_device(operator: str, shape_function: Callable[..., Any]) -> Callable[..., Any]:
+    """A shape function that refuses operands of several devices.
+
+    Real operands beside one on the meta device land here too, and would get memory that no one wrote.
+    """
+    names = [argument.name for argument in torch._C.parse_schema(operator + SCHEMAS[operator]).arguments]
+
+    @functools.wraps(shape_function)
+    def checked(*arguments: Any) -> Any:
+        known: torch.device | None = None
+        for name, argument in zip(names, arguments, strict=False):
+            for one in argument if isinstance(argument, (list, tuple)) else (argument,):
+                if isinstance(one, Tensor):
+                    known = known or one.device
+                    if one.device != known:
+                        raise ValueError(f"input is on {known} and {name} on {one.device}, expected one device")
+        return shape_function(*arguments)
+
+    return checked
 
 
 def _defined(name: str) -> str | None:
@@ -221,14 +249,7 @@ def _fake_requantize(sums: Tensor, multiplier: Tensor, zero_point: int, quant_mi
     return torch.empty_like(sums, dtype=torch.uint8, memory_format=torch.contiguous_format)
 
 
-def _check_device(x: Tensor, weight: Tensor) -> None:
-    # A real input with a weight on the meta device lands here too, and would get memory that no one wrote.
-    if x.device != weight.device:
-        raise ValueError(f"input is on {x.device} and the weight on {weight.device}, expected one device")
-
-
 def _linear_like(x: Tensor, q_weight: Tensor, dtype: torch.dtype) -> Tensor:
-    _check_device(x, q_weight)
     return x.new_empty((*x.shape[:-1], q_weight.shape[0]), dtype=dtype)
 
 
@@ -268,7 +289,6 @@ def _fake_conv(dtype: torch.dtype) -> Callable[..., Tensor]:
         groups: int,
         *rest: object,
     ) -> Tensor:
-        _check_device(q_x, q_weight)
         spatial = [
             (size + 2 * pad - step * (kernel - 1) - 1) // by + 1
             for size, pad, step, kernel, by in zip(
@@ -314,8 +334,6 @@ def _fake_rnn_layer(
     reverse: bool,
     backend: str,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    for weight in (q_weight_ih, q_weight_hh):
-        _check_device(x, weight)
     y = x.new_empty((*x.shape[:-1], h.shape[1]))
     return y, torch.empty_like(h, memory_format=torch.contiguous_format), _fake_cell(h, c, mode)
 
@@ -384,8 +402,6 @@ def _fake_rnn_layer_static(
     quantized: bool,
     backend: str,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    for weight in (q_weight_ih, q_weight_hh):
-        _check_device(q_x, weight)
     dtype = torch.uint8 if quantized else torch.float32
     y = q_x.new_empty((*q_x.shape[:-1], q_weight_hh.shape[1]), dtype=dtype)
     return y, torch.empty_like(h, memory_format=torch.contiguous_format), _fake_cell(h, c, mode)
@@ -398,7 +414,6 @@ def _fake_cell(h: Tensor, c: Tensor | None, mode: str) -> Tensor:
 
 
 def _fake_embedding(rows: Tensor, indices: Tensor, bits: int, dim: int, backend: str) -> Tensor:
-    _check_device(indices, rows)
     return rows.new_empty((*indices.shape, dim), dtype=torch.float32)
 
 
@@ -414,7 +429,6 @@ def _fake_embedding_bag(
     padding_idx: int,
     backend: str,
 ) -> Tensor:
-    _check_device(indices, rows)
     bags = offsets.shape[0] - (1 if include_last_offset else 0)
     return rows.new_empty((bags, dim), dtype=torch.float32)
 

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from quant.kernels import narrow
 from quant.kernels.recurrent.kind import find
+from quant.kernels.reference_conv import check_memory
 from quant.kernels.tables import TABLE_BITS, groups_of_rows
 from torch import Tensor
 from torch._subclasses import FakeTensor
@@ -70,10 +71,13 @@ def _conv(settings: Settings) -> None:
     expect(0 not in weight.shape[2:], "its kernel is empty")
     groups = settings["groups"]
     expect(q_x.shape[1] == weight.shape[1] * groups and weight.shape[0] % groups == 0, "its groups do not fit")
+    expect(groups == 1 or 0 not in weight.shape[:2], "its groups hold nothing")
     for size, pad, step, kernel in zip(
         q_x.shape[2:], settings["padding"], settings["dilation"], weight.shape[2:], strict=True
     ):
         expect(size + 2 * pad - step * (kernel - 1) >= 1, "the kernel does not fit the padded input")
+    padded = (size + 2 * pad for size, pad in zip(q_x.shape[2:], settings["padding"], strict=True))
+    check_memory([*q_x.shape[:2], *padded], "its padded input")
     _outputs(settings, weight.shape[0])
 
 
@@ -170,9 +174,7 @@ def _pad(settings: Settings) -> None:
 
 
 def _within_memory(sizes: Sequence[float]) -> None:
-    # An empty tensor has strides, too. Sizes of a graph, which are no integers, are left as they are.
-    counted = [max(size, 1) if isinstance(size, (int, float)) else size for size in sizes]
-    expect(math.prod(counted) <= 1 << 40, "its result would hold more than 2**40 values")
+    check_memory(sizes, "its result")
 
 
 def _attention(settings: Settings) -> None:
@@ -181,6 +183,12 @@ def _attention(settings: Settings) -> None:
     expect(same, "q, k and v differ in dimensions, or have less than three")
     fits = k.shape[-1] == q.shape[-1] and k.shape[-2] == v.shape[-2] and k.shape[-2] > 0
     expect(fits, "q, k and v have shapes that do not go together")
+    mask = settings.get("mask")
+    if mask is not None:  # torch would add queries for a longer one
+        scores = (*torch.broadcast_shapes(q.shape[:-2], k.shape[:-2]), q.shape[-2], k.shape[-2])
+        wanted = scores[max(0, len(scores) - mask.dim()) :]
+        fits = mask.dim() <= len(scores) and all(one in (1, size) for one, size in zip(mask.shape, wanted, strict=True))
+        expect(fits, "its mask does not fit the scores")
 
 
 def _group_norm(settings: Settings) -> None:

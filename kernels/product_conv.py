@@ -45,6 +45,8 @@ def _matrices(q_weight: Tensor, groups: int) -> list[Tensor]:
 def why_not(q_weight: Tensor, groups: int) -> str:
     """'' where this pays for a weight (out, in / groups, kernel...); else the kind of convolution, as the reason."""
     channels, depth = q_weight.shape[1], math.prod(q_weight.shape[1:])
+    if q_weight.numel() == 0:
+        return "a convolution without weights"
     if groups > 1 and channels < FEWEST_CHANNELS:
         return f"a convolution of {groups} groups of {channels} input channels"
     return f"a convolution of {depth} products a sum" if depth > MAX_K else ""

@@ -65,6 +65,8 @@ def requantize(sums: Tensor, multiplier: Tensor, zero_point: int, quant_min: int
         uint8, shape of sums. Rounds half to even, as FBGEMM's nearbyint does.
     """
     check_bytes(zero_point=zero_point, quant_min=quant_min, quant_max=quant_max)
+    if quant_min > quant_max:
+        raise ValueError(f"quant_min is {quant_min}, above quant_max, {quant_max}")
     q = torch.round(sums.to(torch.float32) * multiplier) + float(zero_point)
     return q.clamp(quant_min, quant_max).to(torch.uint8)
 
@@ -247,7 +249,7 @@ def check_linear(x: Tensor, q_weight: Tensor, dtype: torch.dtype) -> None:
     if x.dtype != dtype:
         raise TypeError(f"input is {x.dtype}, expected {dtype}")
     if x.device != q_weight.device:
-        raise ValueError(f"input is on {x.device} and the weight on {q_weight.device}, expected one device")
+        raise ValueError(f"input is on {x.device} and q_weight on {q_weight.device}, expected one device")
     if not (q_weight.dtype == torch.int8 and q_weight.dim() == 2) and not (
         q_weight.dtype == torch.uint8 and q_weight.dim() == 3
     ):

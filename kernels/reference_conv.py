@@ -6,10 +6,12 @@ integers: every sum stays far below 2**53, so convolution in float64 is exact an
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 
 import torch
 import torch.nn.functional as F
+from quant.kernels.plan_sizes import MOST
 from quant.kernels.reference import check_bytes, requantize
 from torch import Tensor
 
@@ -44,8 +46,11 @@ def conv_u8s8_s32(
     """
     check_conv(q_x, q_weight, stride, padding, dilation, groups)
     check_bytes(zero_point=zero_point)
-    conv = _CONV[q_weight.dim() - 2]
-    sums = conv(_centred(q_x, zero_point), q_weight.to(torch.float64), None, stride, padding, dilation, groups)
+    x, weight = _centred(q_x, zero_point), q_weight.to(torch.float64)
+    if 0 in (x.numel(), weight.numel()):  # torch refuses some, and takes no channels for no outputs
+        sums = x.new_zeros(x.shape[0], weight.shape[0], *_out_sizes(q_x, q_weight, stride, padding, dilation))
+    else:
+        sums = _CONV[q_weight.dim() - 2](x, weight, None, stride, padding, dilation, groups)
     return _add_bias(sums, q_bias)
 
 
@@ -156,7 +161,7 @@ def check_conv(
             f"q_x has shape {input} and q_weight {weight}, expected (batch, channels, *spatial) and (out_channels, "
             "channels / groups, *kernel) of 1 to 3 spatial dimensions"
         )
-    if groups < 1 or input[1] != weight[1] * groups or weight[0] % groups:
+    if groups < 1 or (groups > 1 and 0 in weight[:2]) or input[1] != weight[1] * groups or weight[0] % groups:
         raise ValueError(
             f"q_x has {input[1]} channels, q_weight {weight} expects {weight[1] * groups} in {groups} groups"
         )
@@ -167,9 +172,25 @@ def check_conv(
         raise ValueError("stride and dilation must be positive and padding not negative")
     if 0 in weight[2:]:
         raise ValueError(f"the kernel {weight} is empty")
-    for size, taps, pad, apart in zip(input[2:], weight[2:], padding, dilation, strict=True):
-        if size + 2 * pad - apart * (taps - 1) < 1:
-            raise ValueError(f"the kernel {weight} does not fit the padded input {input}")
+    padded = [size + 2 * pad for size, pad in zip(input[2:], padding, strict=True)]
+    if any(size - apart * (taps - 1) < 1 for size, apart, taps in zip(padded, dilation, weight[2:], strict=True)):
+        raise ValueError(f"the kernel {weight} does not fit the padded input {input}")
+    check_memory([*input[:2], *padded], f"the padded input {input}")
+
+
+def check_memory(sizes: Sequence[float], name: str) -> None:
+    """Raise ValueError for more values than memory holds."""
+    # A graph has others, which it would guard; and an empty tensor has strides, too.
+    known = [max(size, 1) for size in sizes if isinstance(size, (int, float))]
+    if math.prod(known) > MOST:
+        raise ValueError(f"{name} would have more than 2**40 values")
+
+
+def _out_sizes(
+    q_x: Tensor, q_weight: Tensor, stride: Sequence[int], padding: Sequence[int], dilation: Sequence[int]
+) -> list[int]:
+    settings = zip(q_x.shape[2:], q_weight.shape[2:], stride, padding, dilation, strict=True)
+    return [(size + 2 * pad - apart * (taps - 1) - 1) // step + 1 for size, taps, step, pad, apart in settings]
 
 
 def requantize_channels(

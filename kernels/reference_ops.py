@@ -118,7 +118,7 @@ def max_pool(q: Tensor, kernel: Sequence[int], **options: Any) -> Tensor:
     """The largest of each window, options as torch's; the scale stays."""
     pool: Callable[..., Tensor] = {1: F.max_pool1d, 2: F.max_pool2d, 3: F.max_pool3d}[len(kernel)]
     # float32 holds every uint8 exactly, and has the kernel.
-    return pool(q.to(torch.float32), kernel, **options).to(torch.uint8)
+    return pool(_pooled(q, kernel).to(torch.float32), kernel, **options).to(torch.uint8)
 
 
 def avg_pool(
@@ -126,7 +126,12 @@ def avg_pool(
 ) -> Tensor:
     """The mean of each window, times s_x / s_y, rounded half to even; options as torch's. Padding counts as zero."""
     pool: Callable[..., Tensor] = {1: F.avg_pool1d, 2: F.avg_pool2d, 3: F.avg_pool3d}[len(kernel)]
-    return _rescaled(pool(_exact(q, zero_point), kernel, **options), multiplier, output_zero_point)
+    return _rescaled(pool(_exact(_pooled(q, kernel), zero_point), kernel, **options), multiplier, output_zero_point)
+
+
+def _pooled(q: Tensor, kernel: Sequence[int | None]) -> Tensor:
+    """The input of a pool: torch takes a volume without a batch for an image, and refuses it channels last."""
+    return q.contiguous() if q.dim() == len(kernel) + 1 else q
 
 
 def adaptive_avg_pool(
@@ -138,14 +143,19 @@ def adaptive_avg_pool(
     pool: Callable[..., Tensor] = {1: F.adaptive_avg_pool1d, 2: F.adaptive_avg_pool2d, 3: F.adaptive_avg_pool3d}[
         len(size)
     ]
-    return _rescaled(pool(_exact(q, zero_point), list(size)), multiplier, output_zero_point)
+    return _rescaled(pool(_exact(_pooled(q, size), zero_point), _kept(q, size)), multiplier, output_zero_point)
 
 
 def adaptive_max_pool(q: Tensor, size: Sequence[int | None]) -> Tensor:
     """The largest of windows that tile the input into `size` outputs; the scale stays."""
     pool: Callable[..., Any] = {1: F.adaptive_max_pool1d, 2: F.adaptive_max_pool2d, 3: F.adaptive_max_pool3d}[len(size)]
-    pooled: Tensor = pool(q.to(torch.float32), list(size))
+    pooled: Tensor = pool(_pooled(q, size).to(torch.float32), _kept(q, size))
     return pooled.to(torch.uint8)
+
+
+def _kept(q: Tensor, size: Sequence[int | None]) -> list[int]:
+    """The sizes of an adaptive window, of which None keeps the input's: torch's pools of one dimension take no None."""
+    return [old if new is None else new for old, new in zip(q.shape[q.dim() - len(size) :], size, strict=True)]
 
 
 def mean(

@@ -231,6 +231,10 @@ def _step_sizes(
     if batch_sizes is None and x.dim() != 3:
         raise ValueError(f"input has shape {tuple(x.shape)}, expected (time, batch, features)")
     sizes: list[int] = [x.shape[1]] * x.shape[0] if batch_sizes is None else batch_sizes.tolist()
+    if batch_sizes is not None and (x.dim() != 2 or sum(sizes) != x.shape[0]):
+        raise ValueError(f"input has shape {tuple(x.shape)}, expected ({sum(sizes)}, features) by batch_sizes")
+    if batch_sizes is not None and sizes != sorted((one for one in sizes if one > 0), reverse=True):
+        raise ValueError("batch_sizes must be positive and never grow")
     state = narrow.columns_of(q_weight_hh)
     if h.dim() != 2 or h.shape[1] != state or (sizes and h.shape[0] != sizes[0]):
         batch = sizes[0] if sizes else "batch"

@@ -30,6 +30,7 @@ def fake_quantize(
         (float32 of x's shape, bool of x's shape or empty): true where x lay between low and high and rounding, not
         clamping, decided. NaN becomes 0 and is out of range; infinities clamp.
     """
+    check_limits(quant_min, quant_max)
     if axis is not None:
         shape = [1] * x.dim()
         shape[axis] = -1
@@ -40,6 +41,15 @@ def fake_quantize(
     if not with_mask:
         return out, torch.empty(0, dtype=torch.bool, device=x.device)
     return out, (clamped == q) & (x > low) & (x < high)
+
+
+def check_limits(quant_min: int, quant_max: int) -> None:
+    """Raise ValueError for limits of integers that float32 does not hold, or in another order."""
+    if not -(2**24) <= quant_min < quant_max <= 2**24:
+        raise ValueError(
+            f"quant_min is {quant_min} and quant_max {quant_max}, expected two numbers from -2**24 to 2**24, the "
+            "smaller one first"
+        )
 
 
 def masked_gradient(grad: Tensor, mask: Tensor) -> Tensor:
@@ -78,6 +88,9 @@ def follow_range(
             how many clamped values were left out.
         scale, zero_point: float32 and int32, one value each, changed in place; NaN where the average is empty.
     """
+    check_limits(quant_min, quant_max)
+    if middle is not None and not quant_min < middle < quant_max:
+        raise ValueError(f"middle is {middle}, expected a number between {quant_min} and {quant_max}")
     clamped = x.clamp(low, high)
     finite = torch.isfinite(clamped)
     seen = clamped[finite]
@@ -121,6 +134,8 @@ def round_weight(
         float32 of the weight's shape, contiguous.
         The scale, float32 (rows,), which is not finite where the row is not. A row of zeros has 1.
     """
+    if not 0 < quant_max < 2**24 or quant_max & (quant_max + 1):
+        raise ValueError(f"quant_max is {quant_max}, expected 2**bits - 1 of 1 to 24 bits")
     rows = weight if gain is None else weight * gain.view(-1, *[1] * (weight.dim() - 1))
     scale = weight_scale(rows, bits=quant_max.bit_length() + 1)
     if bias is not None and input_scale is not None:

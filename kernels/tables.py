@@ -30,7 +30,7 @@ def row_bytes(dim: int, bits: int, groups: int = 1) -> int:
 def groups_of_rows(row: int, dim: int, bits: int) -> int:
     """The groups of a row of so many bytes; 0 where no row is so long."""
     groups, rest = divmod(row - _value_bytes(dim, bits), _end_bytes(bits))
-    fits = rest == 0 and groups >= 1 and (groups == 1 or (bits < 8 and dim % groups == 0 and dim > 0))
+    fits = dim >= 0 and rest == 0 and groups >= 1 and (groups == 1 or (bits < 8 and dim % groups == 0 and dim > 0))
     return groups if fits else 0
 
 

@@ -57,6 +57,13 @@ inline int32_t checked_byte(int64_t value, const char* name) {
   return static_cast<int32_t>(value);
 }
 
+// Limits of integers that are computed with as float32.
+inline void check_limits(int64_t quant_min, int64_t quant_max) {
+  constexpr int64_t kMost = int64_t{1} << 24;
+  TORCH_CHECK_VALUE(-kMost <= quant_min && quant_min < quant_max && quant_max <= kMost, "quant_min is ", quant_min,
+                    " and quant_max ", quant_max, ", expected two numbers from -2**24 to 2**24, the smaller one first");
+}
+
 inline void check_bits(int64_t bits) {
   TORCH_CHECK_VALUE(bits == 8 || bits == 16, "activation_bits is ", bits, ", expected 8 or 16");
 }

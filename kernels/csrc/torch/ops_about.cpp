@@ -13,6 +13,7 @@ std::string isa_op() { return isa_name(isa()); }
 std::string why_not_op(c10::string_view backend) { return library(backend).why_not(); }
 std::string default_backend_op() { return library("").name; }
 std::string route_op(const at::Tensor& q_weight, c10::string_view backend) {
+  TORCH_CHECK_VALUE(q_weight.is_cpu(), "q_weight is on ", q_weight.device(), ", expected the CPU");
   return q_weight.scalar_type() == at::kByte ? native_narrow().route : packed(q_weight, backend)->route();
 }
 

@@ -6,6 +6,7 @@
 #include "core/rows/fake_quantize.h"
 #include "core/rows/moving_range.h"
 #include "core/rows/rounded_weight.h"
+#include "torch/operands.h"
 
 namespace octet {
 namespace {
@@ -21,6 +22,7 @@ Tensor dense(const Tensor& tensor) { return tensor.is_non_overlapping_and_dense(
 std::tuple<Tensor, Tensor> fake_quantize_op(const Tensor& x, const Tensor& scale, const Tensor& zero_point,
                                             std::optional<int64_t> axis, int64_t quant_min, int64_t quant_max,
                                             double low, double high, bool with_mask) {
+  check_limits(quant_min, quant_max);
   check_float(x, "x");
   check_float(scale, "scale");
   TORCH_CHECK_TYPE(zero_point.scalar_type() == at::kInt, "zero_point is ", zero_point.scalar_type(), ", expected Int");
@@ -70,6 +72,9 @@ void check_scalar(const Tensor& state, const char* name, at::ScalarType dtype) {
 void follow_range_op(const Tensor& x, double momentum, double low, double high, int64_t quant_min, int64_t quant_max,
                      std::optional<int64_t> middle, Tensor& average_low, Tensor& average_high, Tensor& batches,
                      Tensor& nan_count, Tensor& inf_count, Tensor& scale, Tensor& zero_point) {
+  check_limits(quant_min, quant_max);
+  TORCH_CHECK_VALUE(!middle || (quant_min < *middle && *middle < quant_max), "middle is ", *middle, ", expected a number between ",
+                    quant_min, " and ", quant_max);
   check_float(x, "x");
   check_scalar(average_low, "average_low", at::kFloat);
   check_scalar(average_high, "average_high", at::kFloat);
@@ -98,6 +103,8 @@ std::tuple<Tensor, Tensor> round_weight_op(const Tensor& weight, const std::opti
                                            const std::optional<Tensor>& bias, const std::optional<Tensor>& input_scale,
                                            double largest_bias, int64_t quant_max) {
   check_float(weight, "weight");
+  TORCH_CHECK_VALUE(quant_max > 0 && quant_max < 1 << 24 && (quant_max & (quant_max + 1)) == 0, "quant_max is ", quant_max,
+                    ", expected 2**bits - 1 of 1 to 24 bits");
   TORCH_CHECK_VALUE(weight.dim() > 0, "weight has no dimension, expected its output channels first");
   TORCH_CHECK_VALUE(bias.has_value() == input_scale.has_value(), "bias and input_scale come together");
   const int64_t rows = weight.size(0);

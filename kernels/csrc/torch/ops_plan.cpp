@@ -325,6 +325,7 @@ std::vector<Tensor> run_text(at::TensorList inputs, int64_t number) {
 
 // As run_text, of plain tensors; and the nanoseconds of each line of the text that is an operation.
 std::tuple<std::vector<Tensor>, std::vector<int64_t>> time_text(at::TensorList inputs, int64_t number) {
+  TORCH_CHECK_TYPE(is_plain_call(inputs), "time_text: an input is no plain tensor on the CPU");
   const std::shared_ptr<const KnownPlan> entry = text_of(number)->entry(inputs);
   std::vector<int64_t> nanoseconds(entry->operations, 0);
   std::vector<Tensor> outputs = outputs_of_finite(run(*entry->plan, inputs, &nanoseconds));

@@ -25,6 +25,7 @@ Tensor quantize_op(const Tensor& x, double scale, int64_t zero_point) {
 }
 
 bool all_finite_op(const Tensor& x) {
+  TORCH_CHECK_VALUE(x.is_cpu(), "input is on ", x.device(), ", expected the CPU");
   const Tensor input = dense(x, at::kFloat, "input");
   return row_kernels().all_finite(input.const_data_ptr<float>(), input.numel());
 }
@@ -66,6 +67,7 @@ Tensor requantize_op(const Tensor& sums, const Tensor& multiplier, int64_t zero_
                     sums.sizes());
   const int32_t zero = checked_byte(zero_point, "zero_point"), bottom = checked_byte(quant_min, "quant_min"),
                 top = checked_byte(quant_max, "quant_max");
+  TORCH_CHECK_VALUE(bottom <= top, "quant_min is ", bottom, ", above quant_max, ", top);
   Tensor q = at::empty(sums.sizes(), sums.options().dtype(at::kByte));
   for (int64_t first = 0; first < input.numel(); first += n)
     row_kernels().requantize(input.const_data_ptr<int32_t>() + first, factors.const_data_ptr<float>(),

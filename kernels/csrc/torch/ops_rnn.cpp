@@ -28,7 +28,8 @@ const CellKind& kind_of(c10::string_view name) {
 std::vector<int64_t> step_sizes(const Tensor& x, const OptionalTensor& batch_sizes) {
   if (!batch_sizes || !batch_sizes->defined()) {
     TORCH_CHECK_VALUE(x.dim() == 3, "input has shape ", x.sizes(), ", expected (time, batch, features)");
-    return std::vector<int64_t>(x.size(0), x.size(1));
+    // Steps of no rows are nothing, and could be as many as anybody says.
+    return std::vector<int64_t>(x.size(1) ? x.size(0) : std::min<int64_t>(x.size(0), 1), x.size(1));
   }
   TORCH_CHECK_VALUE(x.dim() == 2, "input has shape ", x.sizes(), ", expected (rows, features) with batch_sizes");
   const Tensor sizes = checked(*batch_sizes, at::kLong, "batch_sizes");
@@ -37,6 +38,7 @@ std::vector<int64_t> step_sizes(const Tensor& x, const OptionalTensor& batch_siz
   int64_t rows = 0;
   for (size_t t = 0; t < out.size(); ++t) {
     TORCH_CHECK_VALUE(out[t] > 0 && (t == 0 || out[t] <= out[t - 1]), "batch_sizes must be positive and never grow");
+    TORCH_CHECK_VALUE(out[t] <= x.size(0) - rows, "batch_sizes add up to more than the ", x.size(0), " rows of the input");
     rows += out[t];
   }
   TORCH_CHECK_VALUE(rows == x.size(0), "batch_sizes add up to ", rows, ", the input has ", x.size(0), " rows");

@@ -410,7 +410,7 @@ void conv_static(const ConvShape& shape, const std::vector<std::shared_ptr<const
     }
     return depthwise(call, *layer);
   }
-  const bool direct = std::all_of(groups.begin(), groups.end(), [](const auto& g) { return g->requantizes(); });
+  const bool direct = shape.k() > 0 && std::all_of(groups.begin(), groups.end(), [](const auto& g) { return g->requantizes(); });
   if (!direct || output.sums) return convolve(call, groups);
   return output.quantized ? convolve_u8(call, groups) : convolve_f32(call, groups);
 }

@@ -12,6 +12,9 @@ namespace octet {
 
 namespace {
 
+// Of a row: more than memory holds, and their bits are a number still.
+constexpr int64_t kMostValues = int64_t{1} << 40;
+
 // Bytes of a row's integers of so many bits, side by side.
 int64_t plane(int64_t bits, int64_t dim) { return (dim * bits + 7) / 8; }
 
@@ -55,6 +58,7 @@ void dequantized_row(const Table& table, int64_t index, float* out) {
 int64_t table_groups(int64_t bits, int64_t dim, int64_t stride) {
   if (bits != 8 && (bits < 2 || bits > 4))
     throw std::invalid_argument("table bits are " + std::to_string(bits) + ", expected 8, 4, 3 or 2");
+  if (dim < 0 || dim > kMostValues) return 0;
   const int64_t values = bits == 3 ? plane(2, dim) + plane(1, dim) : plane(bits, dim), each = bits == 8 ? 8 : 4;
   const int64_t groups = (stride - values) / each;
   const bool fits = stride == values + groups * each && (groups == 1 || (groups > 1 && bits < 8 && dim > 0 && dim % groups == 0));

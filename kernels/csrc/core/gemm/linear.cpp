@@ -37,7 +37,7 @@ int parts_of(const PackedGemm& gemm, int64_t m) {
 // Rows that are quantised and multiplied together.
 int64_t rows_at_once(const PackedGemm& gemm, int64_t m) {
   if (!gemm.takes_whole(m)) return kRowBlock;
-  const int64_t most = std::max(kRowBlock, kCachedRows / gemm.k()), blocks = (m + most - 1) / most;
+  const int64_t most = std::max(kRowBlock, kCachedRows / std::max<int64_t>(gemm.k(), 1)), blocks = (m + most - 1) / most;
   return (m + blocks - 1) / blocks;
 }
 
@@ -213,8 +213,8 @@ bool outputs_are_shared(const PackedGemm& gemm, int64_t products) {
 }
 
 void linear_dynamic(const Linear& layer, const float* x, int64_t ldx, int64_t m, float* y) {
-  if (m == 0) return;
   const int64_t n = layer.gemm->n();
+  if (m == 0 || n == 0) return;  // rows without outputs could be as many as anybody says
   RowRange all{};
   if (!layer.per_row) all = range_of_all(layer, x, ldx, m, layer.bits == 16 ? 65535 : 255);
   const RowRange* shared = layer.per_row ? nullptr : &all;
@@ -246,7 +246,7 @@ void linear_direct(const PackedGemm& gemm, const uint8_t* q_x, int64_t m, const 
 void linear_static(const PackedGemm& gemm, const uint8_t* q_x, int32_t zero_point, int64_t m, const int32_t* bias,
                    const StaticOutput& output) {
   const int64_t k = gemm.k(), n = gemm.n(), ldq = padded_row(k);
-  if (m == 0) return;
+  if (m == 0 || n == 0) return;
   if (!output.sums && gemm.requantizes() && k > 0)
     return linear_direct(gemm, q_x, m, requantize_of(output, n, zero_point, gemm.row_sums(), bias), output);
   each_block(m, m * n * k, [&](int64_t first, int64_t rows, int64_t threads) {
@@ -265,8 +265,8 @@ void linear_static(const PackedGemm& gemm, const uint8_t* q_x, int32_t zero_poin
 
 void linear_reals(const PackedGemm& gemm, const uint8_t* q_x, int64_t m, RowRange range, const float* scale,
                   const float* bias, float* y) {
-  if (m == 0) return;
   const int64_t k = gemm.k(), n = gemm.n(), ldq = padded_row(k);
+  if (m == 0 || n == 0) return;
   const Channels channels{n, gemm.row_sums(), scale, bias};
   const auto some = [&](int64_t first, int64_t rows, int64_t threads) {
     Workspace& space = workspace();
