@@ -32,7 +32,7 @@ struct PackedKey {
   // Of a narrow weight, whose scales by group are packed too: two views of their memory may differ in size and dtype alone.
   const c10::StorageImpl* scale_storage = nullptr;
   const void* scales = nullptr;
-  c10::DimVector scale_sizes;
+  c10::DimVector scale_sizes = {};
   at::ScalarType scale_type = at::kFloat;
   bool operator==(const PackedKey& other) const {
     return storage == other.storage && data == other.data && form == other.form && n == other.n && k == other.k &&
