@@ -265,6 +265,19 @@ def test_products_whose_sums_leave_int32(compiled: Backend, k: int, zero_points:
     same(torch.ops.octet.run_plan([a, b], [], program, compiled.name), expected)
 
 
+def test_a_mean_over_more_than_a_volume_is_refused(compiled: Backend) -> None:
+    """torch does so of volumes alone, and so does the interpreter: a padded image may be smaller than its window."""
+    x = integers(1, 2, 1, 4, 4)
+    program = text(f"%9 = avg_pool q=%0 kernel=3,3,3 {MEAN} stride=1 padding=1 ceil_mode=True {PADDED}", inputs=1)
+    with pytest.raises(ValueError, match="smaller than kernel size"):
+        reference_plan.run_plan([x], [], program)
+    with pytest.raises(ValueError, match="its window is larger than the input"):
+        torch.ops.octet.run_plan([x], [], program, compiled.name)
+    image = text(f"%9 = avg_pool q=%0 kernel=3,3 {MEAN} stride=1 padding=1 ceil_mode=True {PADDED}", inputs=1)
+    expected = reference_plan.run_plan([x[:, :, 0, :1]], [], image)
+    same(torch.ops.octet.run_plan([x[:, :, 0, :1]], [], image, compiled.name), expected)
+
+
 def network() -> tuple[list[Tensor], list[Tensor], str]:
     """Float in, float out, with a value that is read twice, one that is given out on the way, and two inputs."""
     x = torch.randn(2, 6, 9, 9, generator=generator())

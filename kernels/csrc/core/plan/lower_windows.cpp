@@ -188,6 +188,8 @@ PlanView lower(PlanBuilder& b, const Operation& operation, const op::AvgPool& po
   how.divisor = pool.divisor;
   how.settings = pool.by;
   const auto along = [&](int64_t d, int64_t size) {
+    // torch's rule for volumes alone, whatever their padding (pool3d_shape_check).
+    expect(operation, pool.kernel.size() < 3 || size >= pool.kernel[d], "its window is larger than the input");
     return sliding(operation, size, pool.kernel[d], pool.stride[d], pool.padding[d], 1, pool.ceil_mode);
   };
   return pooled(b, operation, pool.q, pool.kernel.size(), along, std::move(how));
