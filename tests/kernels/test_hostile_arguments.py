@@ -212,12 +212,6 @@ ON_TWO_DEVICES = {
         (torch.ones(1, 2), 1, torch.ones(1), torch.ones(1), *scalars(0, 0, dtype=torch.int64),
          torch.zeros(1, 8, dtype=torch.int64), [meta(torch.zeros(2, dtype=torch.float64))]),
     ),
-    "inputs": lambda meta: (
-        ALL.run_plan, ([q_x(2), meta(q_x(2))], [], "octet-plan 1\ninputs %0 %1\n%2 = same x=%0\noutputs %2", ""),
-    ),
-    "constants": lambda meta: (
-        ALL.run_plan, ([q_x(2)], [meta(torch.ones(2))], "octet-plan 1\ninputs %0\n%2 = same x=%0\noutputs %2", ""),
-    ),
 }  # fmt: skip
 
 
@@ -230,6 +224,18 @@ def test_operands_of_two_devices_are_refused(name: str) -> None:
     operator, arguments = ON_TWO_DEVICES[name](lambda x: x)
     if name != "means":
         operator(*arguments)
+
+
+def test_a_plan_of_two_devices_is_held_to_it_line_by_line() -> None:
+    """A forward may ask a tensor of the meta device for sizes, beside what it computes."""
+    x, shape = q_x(2), q_x(2).to("meta")
+    text = "octet-plan 1\ninputs %0 %1\n{}\noutputs %2 %1"
+    same, other = ALL.run_plan([x, shape], [], text.format("%2 = same x=%0"), "")
+    assert same.equal(x)
+    assert other.is_meta
+    line = "%2 = add q_a=%0 a_zero_point=1 a_multiplier=1.0 q_b=%1 b_zero_point=1 b_multiplier=1.0"
+    with pytest.raises((ValueError, RuntimeError), match="meta"):
+        ALL.run_plan([x, shape], [], text.format(f"{line} output_zero_point=1 quant_min=0 quant_max=255"), "")
 
 
 @pytest.mark.parametrize("name", ["all_finite", "route", "time_text"])

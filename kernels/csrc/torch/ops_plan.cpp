@@ -293,17 +293,21 @@ int64_t text_count() {
   return static_cast<int64_t>(texts().by_number.size());
 }
 
+// Whether kernels may read it: no tensor of another device or layout, and none that stands for another.
+bool is_plain(const Tensor& input) {
+  using Key = c10::DispatchKey;
+  constexpr c10::DispatchKeySet kPlain({Key::CPU, Key::AutogradCPU, Key::ADInplaceOrView, Key::AutocastCPU});
+  return input.is_cpu() && (input.key_set() - kPlain).empty();
+}
+
 // Whether the kernel may be called past torch's dispatcher: nobody looks at the call, and the inputs are plain tensors.
 bool is_plain_call(at::TensorList inputs) {
   using Key = c10::DispatchKey;
-  constexpr c10::DispatchKeySet kPlain({Key::CPU, Key::AutogradCPU, Key::ADInplaceOrView, Key::AutocastCPU});
   constexpr c10::DispatchKeySet kLooks({Key::Python, Key::PythonTLSSnapshot, Key::FuncTorchDynamicLayerFrontMode,
                                         Key::Functionalize, Key::Tracer});
   if (c10::impl::TorchDispatchModeTLS::any_modes_set() || c10::impl::tls_local_dispatch_key_set().included_.has_any(kLooks))
     return false;
-  return std::all_of(inputs.begin(), inputs.end(), [&](const Tensor& input) {
-    return input.is_cpu() && !input.requires_grad() && (input.key_set() - kPlain).empty();
-  });
+  return std::all_of(inputs.begin(), inputs.end(), [](const Tensor& input) { return is_plain(input) && !input.requires_grad(); });
 }
 
 std::shared_ptr<Text> text_of(int64_t number) {
@@ -325,7 +329,7 @@ std::vector<Tensor> run_text(at::TensorList inputs, int64_t number) {
 
 // As run_text, of plain tensors; and the nanoseconds of each line of the text that is an operation.
 std::tuple<std::vector<Tensor>, std::vector<int64_t>> time_text(at::TensorList inputs, int64_t number) {
-  TORCH_CHECK_TYPE(is_plain_call(inputs), "time_text: an input is no plain tensor on the CPU");
+  TORCH_CHECK_TYPE(std::all_of(inputs.begin(), inputs.end(), is_plain), "time_text: an input is no plain tensor on the CPU");
   const std::shared_ptr<const KnownPlan> entry = text_of(number)->entry(inputs);
   std::vector<int64_t> nanoseconds(entry->operations, 0);
   std::vector<Tensor> outputs = outputs_of_finite(run(*entry->plan, inputs, &nanoseconds));
