@@ -18,6 +18,7 @@ QUOTIENTS = {("BINARY_OP", "//"), ("BINARY_OP", "&"), ("BINARY_OP", ">>"), ("BIN
 
 SUMS = {("BINARY_OP", "+"), ("BINARY_OP", "-"), ("BINARY_OP", "*"), ("BINARY_ADD", ""), ("BINARY_SUBTRACT", ""),
         ("BINARY_MULTIPLY", "")}  # fmt: skip
+DIFFERENCES = {("BINARY_OP", "-"), ("BINARY_SUBTRACT", "")}
 COPIES = {"COPY", "SWAP", "DUP_TOP", "ROT_THREE"}
 """The instructions that keep the middle of `a < i < b` for its second comparison."""
 

@@ -18,7 +18,7 @@ from typing import Any
 
 from torch import nn
 
-from quant.capture.counts import Counts, Iterable, Step, iterable_of, loads_counter
+from quant.capture.counts import Counts, Iterable, Step, has_counter, iterable_of, loads_counter
 from quant.capture.forward_code import PERCENT, own_functions
 from quant.capture.instructions import (
     ATTRIBUTES,
@@ -26,6 +26,7 @@ from quant.capture.instructions import (
     COMPARISONS,
     CONSTANTS,
     COPIES,
+    DIFFERENCES,
     LOCALS,
     NAMES,
     QUOTIENTS,
@@ -33,6 +34,8 @@ from quant.capture.instructions import (
     instructions_of,
     is_load,
     is_shift,
+    is_store,
+    locals_read,
 )  # fmt: skip
 
 LOGARITHMS, ROUNDS = {"log", "log10"}, {"floor", "ceil", "trunc", "round", "int"}
@@ -56,6 +59,7 @@ def largest_step(module: nn.Module, forward: Callable[..., Any]) -> float:
         if counted:
             strides = [stride for code, argument in codes for stride in _strides(code, argument)]
             steps += [UNKNOWN if stride is None else _value(stride, module, 1) for stride in strides]
+            steps += [_value(start, module, 1) for code, argument in codes for start in _starts(code, argument)]
     return max(steps, default=0)
 
 
@@ -127,20 +131,26 @@ def reads_locals(instructions: list[dis.Instruction]) -> bool:
 
 def _step(following: list[dis.Instruction]) -> Iterator[Step]:
     """The step of a call, by the instructions after its name; nothing of a call that counts from and to constants."""
+    arguments = _arguments_after(following)
+    if any(map(reads_locals, arguments[:2])):
+        yield _as_step(arguments[2]) if len(arguments) > 2 else 1
+
+
+def _arguments_after(following: list[dis.Instruction]) -> list[list[dis.Instruction]]:
+    """The instructions of each argument of a call, of all after the name of what is called; [] where it is no call."""
     depths: list[int] = []
     depth = 0
     for place, one in enumerate(following):
         count = one.arg or 0
         names = one.opname in ("CALL_FUNCTION_KW", "CALL_KW")  # which lie above the arguments
-        if (one.opname in CALLS or names) and depth <= count + names:
-            arguments = _arguments(following[: place - names], depths, count)
-            if any(map(reads_locals, arguments[:2])):
-                yield _as_step(arguments[2]) if count > 2 else 1
-            return
+        is_second = place > 0 and following[place - 1].opname == "PRECALL"  # whose arguments are off the stack already
+        if (one.opname in CALLS or names) and not is_second and depth <= count + names:
+            return _arguments(following[: place - names], depths, count)
         if "JUMP" in one.opname or one.opname in ("RETURN_VALUE", "STORE_FAST"):
-            return
+            break
         depth += dis.stack_effect(one.opcode, one.arg)
         depths.append(depth)
+    return []
 
 
 def _arguments(instructions: list[dis.Instruction], depths: list[int], count: int) -> list[list[dis.Instruction]]:
@@ -161,6 +171,47 @@ def _as_step(instructions: list[dis.Instruction]) -> Step:
     if first.argval == "self" and others and all(one.opname == "LOAD_ATTR" for one in others):
         return tuple(str(one.argval) for one in others)
     return None
+
+
+@functools.lru_cache(maxsize=4096)
+def _starts(code: types.CodeType, argument: Iterable) -> tuple[Step, ...]:
+    """The sizes up to which a count has no place: the k of `range(k, n)`, `range(n - k)` and `range(n)[k:]`.
+
+    Those that are constants or attributes of the module; of other values that are computed the sizes are noted.
+    """
+    instructions = instructions_of(code)
+    counts = Counts(instructions, argument)
+    stored = {one.argval: expression(instructions[:place]) for place, one in enumerate(instructions) if is_store(one)}
+    starts: list[Step] = []
+    for place, one in enumerate(instructions):
+        if loads_counter(instructions, place):
+            bounds = _arguments_after(instructions[place + 1 :])[:2]
+            starts += [_start(bound, stored, counts) for bound in bounds if any(map(reads_locals, bounds))]
+            continue
+        is_constant = one.opname == "LOAD_CONST" and isinstance(one.argval, slice)  # of Python 3.14
+        if not is_constant and one.opname not in ("BUILD_SLICE", "BINARY_SLICE"):
+            continue
+        whole = expression(instructions[:place])
+        if has_counter(whole) or locals_read(whole) & counts.of.keys():
+            many = 3 if one.opname == "BUILD_SLICE" and one.arg == 3 else 2
+            loaded = [bound.argval for bound in whole[-many:][:2] if bound.opname in CONSTANTS]
+            loaded += [counts.constants.get(name) for name in locals_read(whole[-many:][:2])]
+            given = [one.argval.start, one.argval.stop] if is_constant else loaded
+            starts += [bound for bound in given if isinstance(bound, int)]
+    return tuple(start for start in starts if start is not None)
+
+
+def _start(bound: list[dis.Instruction], stored: dict[str, list[dis.Instruction]], counts: Counts) -> Step:
+    """The constant of an argument of `range` by which it may have no place; None where it has none."""
+    if not locals_read(bound) - {"self"} - counts.constants.keys():
+        return counts.constants.get(bound[0].argval, _as_step(bound)) if len(bound) == 1 else _as_step(bound)
+    if len(bound) == 1:  # n = x.shape[1] - 200
+        bound = stored.get(bound[0].argval, bound)
+    if not any((one.opname, one.argrepr) in DIFFERENCES for one in bound):
+        return None
+    loaded = [one.argval for one in bound if one.opname in CONSTANTS]
+    loaded += [counts.constants.get(one.argval) for one in bound if is_load(one)]
+    return sum(abs(number) for number in loaded if type(number) is int)
 
 
 @functools.lru_cache(maxsize=4096)

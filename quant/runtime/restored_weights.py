@@ -7,7 +7,6 @@ from it by another order of dimensions or a factor, that is taken back.
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
@@ -18,14 +17,22 @@ from quant.runtime.names import attribute
 
 PERMUTE, RESHAPE, DIVIDE = "permute", "reshape", "divide"
 
+
+def _divided(value: Tensor, by: float | tuple[float, ...]) -> Tensor:
+    if not isinstance(by, tuple):
+        return value / by
+    factors = torch.tensor(by, dtype=value.dtype, device=value.device)
+    return value / factors.reshape(-1, *[1] * (value.dim() - 1))
+
+
 _FUNCTIONS: dict[str, Callable[[Tensor, Any], Tensor]] = {
     PERMUTE: Tensor.permute,
     RESHAPE: Tensor.reshape,
-    DIVIDE: operator.truediv,
+    DIVIDE: _divided,
 }
 
-Undo = tuple[tuple[str, tuple[int, ...] | float], ...]
-"""What is done in order: PERMUTE or RESHAPE with a tuple, or DIVIDE with a number."""
+Undo = tuple[tuple[str, tuple[int, ...] | tuple[float, ...] | float], ...]
+"""What is done in order: PERMUTE or RESHAPE with a tuple, or DIVIDE with a number, or with one for each row."""
 
 
 class RestoredTensor(NamedTuple):
@@ -54,9 +61,10 @@ def read_restored(
     Raises:
         ValueError, TypeError: it does not have that form.
     """
-    read: list[tuple[str, tuple[int, ...] | float]] = []
+    read: list[tuple[str, tuple[int, ...] | tuple[float, ...] | float]] = []
     for name, by in undo or ():
-        value = tuple(by) if type(by) is list and all(type(one) is int for one in by) else by
+        number = float if name == DIVIDE else int
+        value = tuple(by) if type(by) is list and all(type(one) is number for one in by) else by
         if name not in _FUNCTIONS or type(value) not in (tuple, float):
             raise ValueError(f"{name} by {by!r} restores no parameter")
         read.append((name, value))

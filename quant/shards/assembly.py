@@ -144,7 +144,8 @@ def check_holds(what: str, tensor: Tensor, dtype: torch.dtype) -> None:
     """Raise ShardError where a tensor, called `what`, has values beyond a dtype, which would become inf or wrap."""
     for part in tensor.detach().reshape(-1).split(VALUES) if tensor.dtype != dtype else ():
         value = part.to(dtype)
-        lost = _lost(part.float(), value.float(), dtype) if dtype.is_floating_point else value != part
+        wide = part.double() if part.is_floating_point() else part  # float8 compares with no integer
+        lost = _lost(part.double(), value.double(), dtype) if dtype.is_floating_point else value != wide
         if bool(lost.any()):
             raise ShardError(
                 f"{what} has the value {part[lost][0].item()}, which {dtype} of the model does not hold; make the "
@@ -153,7 +154,7 @@ def check_holds(what: str, tensor: Tensor, dtype: torch.dtype) -> None:
 
 
 def _lost(part: Tensor, value: Tensor, dtype: torch.dtype) -> Tensor:
-    """Where float32 `part` is beyond `dtype`, as which it is `value`: float8 types have inf, NaN or the largest there.
+    """Where float64 `part` is beyond `dtype`, as which it is `value`: float8 types have inf, NaN or the largest there.
 
     What is at most half a step above the largest number is rounded to that one.
     """

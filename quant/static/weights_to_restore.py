@@ -21,7 +21,7 @@ from quant.runtime.restored_weights import DIVIDE, PERMUTE, RESHAPE, RestoredTen
 from quant.runtime.trees import Attr, Ref, leaves
 
 SAME = 0.01
-"""What is computed from a weight that was computed already may differ by this much of it: a normalised one does."""
+"""What is computed from a weight, by a factor or once more, may differ by this much of it: a normalised one does."""
 
 MOST_DIMS = 6
 """Of a weight whose dimensions are tried in all orders."""
@@ -29,30 +29,56 @@ MOST_DIMS = 6
 
 def weights_to_restore(fused: FusedGraph, root: nn.Module) -> WeightsToRestore:
     """Those of the functional layers of a captured module."""
-    tensors: list[RestoredTensor] = []
+    held: dict[str, list[tuple[RestoredTensor, slice]]] = {}
     for step in fused.steps:
         if isinstance(step.operator, Weighted) and fused.graph.nodes[step.nodes[0]].kind is not Kind.MODULE:
-            tensors += _tensors(step, step.operator, fused, root)
-    return WeightsToRestore(tensors)
+            for tensor, rows in _tensors(step, step.operator, fused, root):
+                held.setdefault(tensor.path, []).append((tensor, rows))
+    return WeightsToRestore(one for path, parts in held.items() for one in _whole(parts, attribute(root, path)))
 
 
-def _tensors(step: Step, layer: Weighted, fused: FusedGraph, root: nn.Module) -> Iterator[RestoredTensor]:
-    key, graph = child_name(step.name), fused.graph
+def _whole(parts: list[tuple[RestoredTensor, slice]], like: Tensor) -> list[RestoredTensor]:
+    """What makes a parameter of what layers hold of it: all of it, or slices in the order of its rows; or nothing.
+
+    Rows that no layer holds are lost, and with them the parameter: less of it would be another one, silently.
+    """
+    if known := [one for one, _ in parts if not one.sliced and one.undo is not None]:
+        return known
+    slices, row = dict[tuple[int, int], RestoredTensor](), 0
+    for one, rows in parts:
+        if one.sliced and all(bound is None or type(bound) is int for bound in (rows.start, rows.stop, rows.step)):
+            first, last, step = rows.indices(len(like))
+            if step == 1 and first < last:
+                slices.setdefault((first, last), one)
+    for first, last in sorted(slices):
+        row = last if first == row else -1
+    if row == len(like):
+        return [one for _, one in sorted(slices.items(), key=lambda item: item[0])]
+    return [parts[0][0]._replace(sliced=False, undo=None)]
+
+
+def _tensors(step: Step, layer: Weighted, fused: FusedGraph, root: nn.Module) -> Iterator[tuple[RestoredTensor, slice]]:
+    """What a layer holds of parameters, and of slices which rows."""
+    key, graph, every = child_name(step.name), fused.graph, slice(None)
     for is_weight, value in ((True, layer.weight), (False, layer.bias)):
         source, undo = _before_moves(value, graph, root)
         if isinstance(source, Attr):
-            yield RestoredTensor(source.path, False, key, is_weight, undo)
+            yield RestoredTensor(source.path, False, key, is_weight, undo), every
         elif isinstance(source, Ref):
             node = graph.nodes[source.index]
             if node.target is operator.getitem and isinstance(node.args[1], slice) and isinstance(node.args[0], Attr):
-                yield RestoredTensor(node.args[0].path, True, key, is_weight, undo)
+                yield RestoredTensor(node.args[0].path, True, key, is_weight, undo), node.args[1]
                 continue
             owner, name = graph.nodes[step.nodes[0]].owner, "weight" if is_weight else "bias"
             behind = paths_behind(graph, source)
-            if _is_parametrized(owner, name, behind, root) or _is_computed_alike(source, owner, name, graph, root):
-                yield RestoredTensor(full_name(owner, name), False, key, is_weight, undo)
+            factors = _row_factors(source, behind, graph, root)
+            if factors:
+                [path] = behind
+                yield RestoredTensor(path, False, key, is_weight, (*undo, (DIVIDE, factors))), every
+            elif _is_parametrized(owner, name, behind, root) or _is_computed_alike(source, owner, name, graph, root):
+                yield RestoredTensor(full_name(owner, name), False, key, is_weight, undo), every
             else:
-                yield from (RestoredTensor(path, False, key, is_weight, None) for path in sorted(behind))
+                yield from ((RestoredTensor(path, False, key, is_weight, None), every) for path in sorted(behind))
 
 
 def _before_moves(value: Any, graph: Graph, root: nn.Module) -> tuple[Any, Undo]:
@@ -73,7 +99,8 @@ def _before_moves(value: Any, graph: Graph, root: nn.Module) -> tuple[Any, Undo]
 def _move(node: Node, graph: Graph, root: nn.Module) -> tuple[Any, tuple[str, Any]] | None:
     """The tensor that a call rearranges or multiplies by a number, and what takes that back; None of other calls.
 
-    Judged by what the call makes of numbers that are all different: it may be any of torch's.
+    Judged by what the call makes of numbers that are all different: it may be any of torch's. What it makes of the
+    tensor itself must agree: a call that divides by a norm multiplies each tensor by another number.
     """
     places = dict.fromkeys(leaf for leaf in leaves((node.args, node.kwargs)) if isinstance(leaf, (Attr, Ref)))
     read = {place: parameter(place, graph, root) for place in places}
@@ -81,22 +108,26 @@ def _move(node: Node, graph: Graph, root: nn.Module) -> tuple[Any, tuple[str, An
     if len(sources) != 1 or any(isinstance(leaf, Tensor) for leaf in leaves((node.args, node.kwargs))):
         return None
     [source] = sources
-    before = _numbered(read[source])
+    real = read[source]
+    assert real is not None
+    before = _numbered(real)
     try:
         after = parameter(Ref(node.index), graph, root, {source: before.clone()})
+        really = parameter(Ref(node.index), graph, root, {source: real.clone()})
     except Exception:  # the user's own, or torch's, about such numbers
         return None
     if not isinstance(after, Tensor) or after.dtype != before.dtype or after.numel() != before.numel():
         return None
+    assert really is not None
     if torch.equal(after.flatten(), before.flatten()):
-        return source, (RESHAPE, tuple(before.shape))
+        return (source, (RESHAPE, tuple(before.shape))) if torch.equal(really.flatten(), real.flatten()) else None
     for dims in itertools.permutations(range(before.dim())) if before.dim() <= MOST_DIMS else ():
         moved = before.permute(dims)
-        if moved.shape == after.shape and torch.equal(moved, after):
+        if moved.shape == after.shape and torch.equal(moved, after) and torch.equal(real.permute(dims), really):
             return source, (PERMUTE, tuple(map(dims.index, range(len(dims)))))
     factor = float(after.flatten()[0]) if after.numel() else 0.0
     if factor and after.shape == before.shape and torch.allclose(after, factor * before, atol=0.0):
-        return source, (DIVIDE, factor)
+        return (source, (DIVIDE, factor)) if torch.allclose(really, factor * real, SAME, 0.0) else None
     return None
 
 
@@ -106,6 +137,23 @@ def _numbered(like: Tensor | None) -> Tensor:
     numbers = torch.arange(1.0, like.numel() + 1)
     numbers[1::2] *= -1
     return numbers.reshape(like.shape)
+
+
+def _row_factors(value: Ref, behind: set[str], graph: Graph, root: nn.Module) -> tuple[float, ...]:
+    """What each row of a parameter is multiplied by in a value that is computed from it alone: of a normalised one.
+
+    () where the value is anything else.
+    """
+    if len(behind) != 1:
+        return ()
+    [before], after = [attribute(root, path) for path in behind], parameter(value, graph, root)
+    if not isinstance(after, Tensor) or after.shape != before.shape or after.dim() < 2 or not after.is_floating_point():
+        return ()
+    rows, results = before.detach().flatten(1).double(), after.detach().flatten(1).double()
+    squares = rows.square().sum(1)
+    factors = torch.where(squares > 0, (results * rows).sum(1) / squares, 1.0)
+    is_row_by_row = torch.allclose(results, rows * factors[:, None], rtol=SAME, atol=0.0)
+    return tuple(factors.tolist()) if is_row_by_row and bool((factors != 0).all()) else ()
 
 
 def _is_parametrized(owner: str, name: str, behind: set[str], root: nn.Module) -> bool:
@@ -125,6 +173,8 @@ def _is_computed_alike(value: Ref, owner: str, name: str, graph: Graph, root: nn
         return False
     once = parameter(value, graph, root)
     assert once is not None
+    if once.shape != attribute(root, path).shape:
+        return False  # a part of it: the forward may read the others
     try:
         twice = parameter(value, graph, root, {Attr(path): once})
     except (RuntimeError, IndexError):  # it has another shape, which the calls do not take

@@ -15,6 +15,8 @@ import quant
 from quant.runtime.layers.weighted import StaticLayer
 from quant.runtime.restored_weights import read_restored
 
+Compute = Callable[[Tensor, Tensor, Tensor], Tensor]
+
 
 class Computed(nn.Module):
     """A layer that computes with a square weight, and a branch on a size."""
@@ -92,8 +94,69 @@ def test_a_parameter_that_cannot_be_restored_is_named(
             one(torch.randn(4, 7, 8))
 
 
-@pytest.mark.parametrize("undo", [[["eval", [1, 0]]], [["permute", "10"]], [["divide", None]], 3, True])
+class Branches(nn.Module):
+    """Two branches that compute with one weight and bias."""
+
+    def __init__(self, out: int, compute: Compute, other: Compute) -> None:
+        super().__init__()
+        self.weight, self.bias = nn.Parameter(torch.randn(out, 8)), nn.Parameter(torch.randn(out) * 3)
+        self.compute, self.other = compute, other
+
+    def forward(self, x: Tensor, other: bool = False) -> Tensor:
+        return (self.other if other else self.compute)(x, self.weight, self.bias)
+
+
+def twice(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    return F.linear(x, weight) * 2
+
+
+RESTORED: dict[str, tuple[int, Compute, Compute]] = {
+    "normalised, then not": (4, lambda x, w, b: F.linear(x, F.normalize(w, dim=1)), twice),
+    "one row normalised": (1, lambda x, w, b: F.linear(x, F.normalize(w, dim=1)), twice),
+    "divided by its norm": (4, lambda x, w, b: F.linear(x, w / w.norm(dim=1, keepdim=True)), twice),
+    "normalised whole": (4, lambda x, w, b: F.linear(x, F.rms_norm(w, (4, 8))), twice),
+    "slices out of order": (4, lambda x, w, b: F.linear(x, w[2:]) + F.linear(x, w[:2]), twice),
+    "one slice twice": (4, lambda x, w, b: F.linear(x, w[:2]) + F.linear(-x, w[:2]) + F.linear(x, w[2:]), twice),
+    "a slice and the whole": (4, lambda x, w, b: F.linear(x, w[:2]).sum(1, keepdim=True) + F.linear(x, w), twice),
+}
+PARTS: dict[str, tuple[int, Compute, Compute]] = {
+    "a slice": (4, lambda x, w, b: F.linear(x, w[:2]), lambda x, w, b: x.sum() * w.sum(0)),
+    "a scaled slice": (4, lambda x, w, b: F.linear(x, w[1:3] * 2), lambda x, w, b: F.linear(x, w[1:3] * 2)),
+    "every second row": (4, lambda x, w, b: F.linear(x, w[::2]), lambda x, w, b: F.linear(x, w[1::2])),
+    "rows that overlap": (4, lambda x, w, b: F.linear(x, w[:3])[:, :1] + F.linear(x, w[1:])[:, :1], twice),
+    "columns": (4, lambda x, w, b: F.linear(x[:, :4], w[:, :4]), lambda x, w, b: x[:, :4] * w.sum()),
+    "one bias": (1, lambda x, w, b: F.linear(x, w, b.exp()), lambda x, w, b: F.linear(x, w, b.exp()) * 2),
+}
+
+
+@pytest.mark.parametrize(("out", "compute", "other"), RESTORED.values(), ids=RESTORED)
+def test_another_branch_computes_with_the_whole_parameter(
+    out: int, compute: Compute, other: Compute, tmp_path: Path
+) -> None:
+    torch.manual_seed(0)
+    model, x = Branches(out, compute, other).eval(), torch.randn(64, 8)
+    q = quant.quantize_static(model, [x], progress=False)
+    quant.save(q, tmp_path / "q.safetensors")
+    expected = model(x, other=True)
+    for one in (q, quant.load(tmp_path / "q.safetensors", model=Branches(out, compute, other).eval())):
+        with pytest.warns(quant.types.UncapturedCall), torch.no_grad():
+            assert (one(x, other=True) - expected).norm() < 0.02 * expected.norm()
+
+
+@pytest.mark.parametrize(("out", "compute", "other"), PARTS.values(), ids=PARTS)
+def test_a_part_of_a_parameter_stands_for_no_whole(out: int, compute: Compute, other: Compute) -> None:
+    torch.manual_seed(0)
+    x = torch.randn(64, 8)
+    q = quant.quantize_static(Branches(out, compute, other).eval(), [x], progress=False)
+    with pytest.raises(quant.types.CaptureMismatch, match=r"fails \(.*NoneType.*\): of (weight|bias) the int8 layer"):
+        q(x, other=True)
+
+
+@pytest.mark.parametrize(
+    "undo", [[["eval", [1, 0]]], [["permute", "10"]], [["divide", None]], [["divide", [1, "2"]]], 3, True]
+)
 def test_what_a_file_may_say_of_restoring(undo: Any) -> None:
-    assert read_restored("weight", False, "linear", True, [["permute", [1, 0]], ["divide", 0.5]]).undo
+    undos = [["permute", [1, 0]], ["divide", 0.5], ["divide", [0.5, 2.0]]]
+    assert read_restored("weight", False, "linear", True, undos).undo
     with pytest.raises((ValueError, TypeError)):
         read_restored("weight", False, "linear", True, undo)

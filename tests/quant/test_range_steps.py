@@ -177,6 +177,31 @@ class Counts(nn.Module):
     def logarithm(self, x: Tensor) -> Any:
         return x * math.floor(math.log(x.shape[0], 200))
 
+    def from_a_place(self, x: Tensor) -> Any:
+        return [x[i] for i in range(60, x.shape[0])]
+
+    def from_own_place(self, x: Tensor) -> Any:
+        return [x[i] for i in range(self.settings.window, x.shape[0])]
+
+    def from_a_named_place(self, x: Tensor) -> Any:
+        first = 70
+        return [x[i] for i in np.arange(x.shape[0])[first:]] + [x[i] for i in range(first, x.shape[0])]
+
+    def less_some(self, x: Tensor) -> Any:
+        return [x[i] for i in range(max(len(x) - 60, 0))]
+
+    def less_some_first(self, x: Tensor) -> Any:
+        count = len(x) - 60
+        return [x[i] for i in range(count)]
+
+    def sliced_places(self, x: Tensor) -> Any:
+        places = list(range(x.shape[0]))
+        spaced = range(x.shape[0])[60:80:2]
+        return places[50:], spaced
+
+    def of_the_most(self, x: Tensor) -> Any:
+        return [x[i] for i in range(0, max(len(x), x.shape[1], 3), 5)]
+
     def no_counts(self, x: Tensor, layers: Any = (), sizes: Any = ()) -> Any:
         for i, layer in enumerate(layers):
             if i == 40 or layer.far(i) or layer == "40":
@@ -205,7 +230,9 @@ class Counts(nn.Module):
      (Counts.among_own, UNKNOWN), (Counts.one_before, UNKNOWN), (Counts.called, UNKNOWN), (Counts.quotient, 20),
      (Counts.shifted, 32), (Counts.before_last, 1), (Counts.enumerated, 41), (Counts.zipped, 31), (Counts.one_more, 42),
      (Counts.rows, 32), (Counts.local_less_one, UNKNOWN), (Counts.condition, UNKNOWN), (Counts.least, UNKNOWN),
-     (Counts.all_at_once, 71), (Counts.kept_numbers, 71), (Counts.logarithm, UNKNOWN), (Counts.no_counts, 1)],
+     (Counts.all_at_once, 71), (Counts.kept_numbers, 71), (Counts.logarithm, UNKNOWN), (Counts.no_counts, 1),
+     (Counts.from_a_place, 60), (Counts.from_own_place, 9), (Counts.from_a_named_place, 70), (Counts.less_some, 60),
+     (Counts.less_some_first, 60), (Counts.sliced_places, 80), (Counts.of_the_most, 5)],
     ids=lambda value: getattr(value, "__name__", str(value)),
 )  # fmt: skip
 def test_the_largest_step_by_which_code_counts_to_a_size(forward: Callable[..., Any], step: float) -> None:
@@ -238,16 +265,29 @@ class Far(nn.Module):
     def of_logarithm(self, count: int) -> float:
         return 1.0 + math.floor(math.log(count, 150))
 
+    def from_a_place(self, count: int) -> float:
+        return math.prod(0.5 for _ in range(150, count))
+
+    def less_some(self, count: int) -> float:
+        return math.prod(0.5 for _ in range(count - 150))
+
+    def sliced(self, count: int) -> float:
+        return math.prod(0.5 for _ in range(count)[150:])
+
     def forward(self, x: Tensor) -> Tensor:
         kinds = [self.enumerated, self.summed, self.as_condition, self.by_numpy, self.of_logarithm]
+        kinds += [self.from_a_place, self.less_some, self.sliced]
         [scale] = [one for one in kinds if one is not None and one.__name__ == self.kind]
         return self.last(self.first(x).sum(1) * scale(x.shape[1]))  # type: ignore[no-any-return]
 
 
-@pytest.mark.parametrize("kind", ["enumerated", "summed", "as_condition", "by_numpy", "of_logarithm"])
+FAR = ["enumerated", "summed", "as_condition", "by_numpy", "of_logarithm", "from_a_place", "less_some", "sliced"]
+
+
+@pytest.mark.parametrize("kind", FAR)
 def test_what_follows_from_a_count_is_computed(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     torch.manual_seed(0)
-    for other in {"enumerated", "summed", "as_condition", "by_numpy", "of_logarithm"} - {kind}:
+    for other in set(FAR) - {kind}:
         monkeypatch.setattr(Far, other, None)  # a forward's helpers are all looked at
     model = Far(kind).eval()
     prepared = quant.prepare(model, torch.randn(4, 5, 8))

@@ -406,3 +406,16 @@ def test_a_value_beyond_a_small_type_is_refused(dtype: torch.dtype) -> None:
         said = rf"x has the value -?[\dinf.]+, which {dtype} of the model does not hold"
         with pytest.raises(ShardError, match=said):
             check_holds("x", torch.tensor([1.0, value]), dtype)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_a_float64_value_beyond_float32_is_refused(dtype: torch.dtype) -> None:
+    with pytest.raises(ShardError, match=rf"x has the value 1e\+300, which {dtype} of the model does not hold"):
+        check_holds("x", torch.tensor([1.0, 1e300], dtype=torch.float64), dtype)
+
+
+@pytest.mark.parametrize("dtype", FLOAT8, ids=str)
+def test_a_float8_fraction_is_refused_as_an_integer(dtype: torch.dtype) -> None:
+    check_holds("x", torch.tensor([1.0, -2.0]).to(dtype), torch.int8)
+    with pytest.raises(ShardError, match=r"x has the value 2\.5, which torch\.int8"):
+        check_holds("x", torch.tensor([1.0, 2.5]).to(dtype), torch.int8)
