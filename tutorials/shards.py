@@ -177,8 +177,8 @@ def run(
     """
     if min(ranks) < 1 or len(images) <= SHARD * (max(ranks) - 1):
         raise ValueError(
-            f"{len(images)} images are {-(-len(images) // SHARD)} shards for {', '.join(map(str, ranks))} ranks, expected "
-            "one or more for each of one or more ranks: take more --images or fewer --ranks"
+            f"{len(images)} images are {-(-len(images) // SHARD)} shards for {', '.join(map(str, ranks))} ranks, "
+            "expected one or more for each of one or more ranks: take more --images or fewer --ranks"
         )
     shards = write_shards(folder, images, classes)
     began = time.perf_counter()
