@@ -283,13 +283,15 @@ def max_pool(p: Program) -> dict[str, Any]:
 
 
 def avg_pool(p: Program) -> dict[str, Any]:
-    # torch refuses a volume that is smaller than its window, in ceil mode too, where the kernels take what is there.
+    # torch refuses a volume that is smaller than its window, padded or in ceil mode too, where the kernels
+    # take what is there.
     q, kernel = window(p)
     settings = {"q": q, "zero_point": byte(p.draws), "kernel": listed(kernel), **rescaled(p)}
     settings |= {"stride": None if p.draws.below(2) else each_or_one(p, len(kernel), (1, 2))}
+    of_volumes = len(kernel) == 3
     settings |= {
-        "padding": each_or_one(p, len(kernel), (0, 1)),
-        "ceil_mode": bool(p.draws.below(2) and len(kernel) < 3),
+        "padding": each_or_one(p, len(kernel), (0,) if of_volumes else (0, 1)),
+        "ceil_mode": bool(p.draws.below(2) and not of_volumes),
     }
     settings |= {"count_include_pad": bool(p.draws.below(2))}
     return settings | ({"divisor_override": p.draws.choice((None, 4))} if len(kernel) > 1 else {})
