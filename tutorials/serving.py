@@ -27,6 +27,8 @@ from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from http.server import BaseHTTPRequestHandler, HTTPServer, ThreadingHTTPServer
+from multiprocessing.connection import Connection, wait
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 
 import numpy
@@ -40,6 +42,8 @@ SHARES = ("fork", "threads", "nothing")
 FLOAT = "float"
 """In place of a file: the float sentence encoder, which int8 is measured beside."""
 WORDS, LONGEST_BODY = 32, 2**20
+PATIENCE = 10.0
+"""Seconds that a client may say nothing for: it would hold a worker."""
 
 
 def loaded(file: str) -> nn.Module:
@@ -52,8 +56,17 @@ def loaded(file: str) -> nn.Module:
 
 
 def array_of(data: bytes) -> numpy.ndarray:
-    """An array of the bytes of an .npy file; one with objects is refused, as it would be unpickled."""
-    found: numpy.ndarray = numpy.load(io.BytesIO(data), allow_pickle=False)
+    """An array of the bytes of an .npy file; one with objects is refused, as it would be unpickled.
+
+    Raises:
+        ValueError: the bytes are no such file, or one of an array that is longer than they are.
+    """
+    if not data.startswith(b"\x93NUMPY"):
+        raise ValueError("the body is no .npy file")
+    try:
+        found: numpy.ndarray = numpy.load(io.BytesIO(data), allow_pickle=False)
+    except Exception as error:  # numpy lets out what its parser and its allocator raise
+        raise ValueError(f"the body is no .npy file that can be read: {error}") from error
     return found
 
 
@@ -67,17 +80,22 @@ def bytes_of(array: numpy.ndarray) -> bytes:
 class Handler(BaseHTTPRequestHandler):
     """Answers a POST by the model of the server; one call at a time on each thread."""
 
+    timeout = PATIENCE
+
     def __init__(self, model: nn.Module, *arguments: object) -> None:
         self.model = model
         super().__init__(*arguments)  # type: ignore[arg-type]
 
     def do_POST(self) -> None:
-        length = int(self.headers.get("Content-Length", 0))
-        if not 0 < length <= LONGEST_BODY:
-            self.send_error(413, f"the body has {length} bytes, expected 1 to {LONGEST_BODY}")
+        said = self.headers.get("Content-Length", "")
+        if not (said.isascii() and said.isdigit() and len(said) < 20):
+            self.send_error(411, explain=f"Content-Length is {said!r}, expected the number of bytes of the body")
+            return
+        if not 0 < int(said) <= LONGEST_BODY:
+            self.send_error(413, explain=f"the body has {said} bytes, expected 1 to {LONGEST_BODY}")
             return
         try:
-            inputs = torch.from_numpy(array_of(self.rfile.read(length)))
+            inputs = torch.from_numpy(array_of(self.rfile.read(int(said))))
             with torch.inference_mode():
                 answer = bytes_of(self.model(inputs).numpy())
         except (ValueError, TypeError, RuntimeError, IndexError) as error:
@@ -101,10 +119,12 @@ def serving(listening: socket.socket, model: nn.Module, kind: type[HTTPServer] =
     server.serve_forever()
 
 
-def load_and_serve(listening: socket.socket, file: str) -> None:
-    """The body of a worker that shares nothing."""
+def load_and_serve(listening: socket.socket, file: str, ready: Connection) -> None:
+    """The body of a worker that shares nothing; it says when it has loaded."""
     torch.set_num_threads(1)
-    serving(listening, warm(loaded(file)))
+    model = warm(loaded(file))
+    ready.send(True)
+    serving(listening, model)
 
 
 def warm(model: nn.Module) -> nn.Module:
@@ -120,7 +140,10 @@ def serve(file: str, share: str, workers: int, port: int, ready: Callable[[int],
     Args:
         share: "fork" has worker processes that are forked from one that has loaded and called the model; "threads" are
             in one process; "nothing" has processes that load it themselves.
-        ready: is given the port.
+        ready: is given the port, once all workers have loaded.
+
+    Raises:
+        RuntimeError: a worker has ended; the others end with this process, for what watches over it to start it anew.
     """
     torch.set_num_threads(1)  # a worker each core; and torch's own threads would not be in a forked child
     listening = socket.create_server(("127.0.0.1", port), backlog=128)
@@ -129,16 +152,30 @@ def serve(file: str, share: str, workers: int, port: int, ready: Callable[[int],
         ready(listening.getsockname()[1])
         serving(listening, model, limited(workers))
         return
+    processes: list[BaseProcess] = []  # daemons, which end with this process
     if share == "fork":
-        context, work = multiprocessing.get_context("fork"), partial(serving, listening, warm(loaded(file)))
+        fork, model = multiprocessing.get_context("fork"), warm(loaded(file))
+        for _ in range(workers):
+            processes.append(fork.Process(target=serving, args=(listening, model), daemon=True))
+            processes[-1].start()
     else:
-        context, work = multiprocessing.get_context("spawn"), partial(load_and_serve, listening, file)
-    processes = [context.Process(target=work, daemon=True) for _ in range(workers)]  # daemons end with this process
-    for process in processes:
-        process.start()
+        spawn, told = multiprocessing.get_context("spawn"), []
+        for _ in range(workers):
+            here, there = spawn.Pipe(duplex=False)
+            processes.append(spawn.Process(target=load_and_serve, args=(listening, file, there), daemon=True))
+            processes[-1].start()
+            there.close()
+            told.append(here)
+        try:
+            for here in told:
+                here.recv()
+        except EOFError:
+            raise RuntimeError("a worker has ended before it had loaded; the lines above are its own") from None
     ready(listening.getsockname()[1])
-    for process in processes:
-        process.join()
+    ended = wait([process.sentinel for process in processes])
+    first = next(process for process in processes if process.sentinel in ended)
+    first.join()  # its status comes a moment later
+    raise RuntimeError(f"a worker has ended, with status {first.exitcode}")
 
 
 def limited(workers: int) -> type[HTTPServer]:
@@ -299,16 +336,24 @@ def measure_and_tell(options: argparse.Namespace) -> None:
     print(f"wrote {options.out}")
 
 
+def positive(word: str) -> int:
+    """A number of workers."""
+    number = int(word)
+    if number < 1:
+        raise argparse.ArgumentTypeError(f"{word}, expected 1 or more")
+    return number
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     verbs = parser.add_subparsers(dest="verb", required=True)
     one = verbs.add_parser("serve", help="serve a file until the process is told to end")
     one.add_argument("file", help=f"of quant.save(..., runner=True); {FLOAT!r} for the float sentence encoder")
     one.add_argument("--share", choices=SHARES, default="fork", help="what shares the weights (default fork)")
-    one.add_argument("--workers", type=int, default=2, help="that compute at a time (default 2)")
+    one.add_argument("--workers", type=positive, default=2, help="that compute at a time (default 2)")
     one.add_argument("--port", type=int, default=8000, help="on this machine alone; 0 for any (default 8000)")
     other = verbs.add_parser("measure", help="requests a second, latency and memory, float and int8")
-    other.add_argument("--workers", type=int, default=2, help="default 2")
+    other.add_argument("--workers", type=positive, default=2, help="default 2")
     other.add_argument("--seconds", type=float, default=6.0, help="of a round (default 6)")
     other.add_argument("--out", type=Path, default=OUT, help="the plot (default tutorials/out)")
     options = parser.parse_args(arguments)
@@ -317,7 +362,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
         return
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))  # so that daemons are ended
     ready = lambda port: print(f"http://127.0.0.1:{port}", flush=True)  # noqa: E731
-    serve(options.file, options.share, options.workers, options.port, ready)
+    try:
+        serve(options.file, options.share, options.workers, options.port, ready)
+    except (OSError, OverflowError, RuntimeError, ValueError) as error:  # a file, a port, a worker
+        sys.exit(f"serving: {error}")
 
 
 if __name__ == "__main__":

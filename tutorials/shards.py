@@ -158,8 +158,28 @@ def torchrun(folder: Path, ranks: int, name: str, kill_at: int | None, every: fl
         return Run(file.read_text(), time.perf_counter() - began, resumed)
 
 
-def run(images: Tensor, classes: Tensor, name: str, ranks: Sequence[int], folder: Path, every: float = 1.0) -> None:
-    """Calibrate in one process, then by ranks with and without a kill; all must have the same ranges."""
+def run(
+    images: Tensor,
+    classes: Tensor,
+    name: str,
+    ranks: Sequence[int],
+    folder: Path,
+    every: float = 1.0,
+    kills: Sequence[bool] = (False, True),
+) -> None:
+    """Calibrate in one process, then by ranks without and with a kill; all must have the same ranges.
+
+    Args:
+        every: seconds between two checkpoints of a rank; 0 writes one after each batch.
+
+    Raises:
+        ValueError: a rank would have no shard, and nothing to be killed at.
+    """
+    if min(ranks) < 1 or len(images) <= SHARD * (max(ranks) - 1):
+        raise ValueError(
+            f"{len(images)} images are {-(-len(images) // SHARD)} shards for {', '.join(map(str, ranks))} ranks, "
+            "expected one or more for each of one or more ranks: take more --images or fewer --ranks"
+        )
     shards = write_shards(folder, images, classes)
     began = time.perf_counter()
     quant.calibrate.save_ranges(calibrated(Shards(folder, 0, 1), network(name))[0], folder / "one.json")
@@ -167,13 +187,15 @@ def run(images: Tensor, classes: Tensor, name: str, ranks: Sequence[int], folder
     print(f"{len(images):,} images in {len(shards)} shards; one process: {time.perf_counter() - began:.1f} s")
     for count in ranks:
         half = sum(1 for _ in Shards(folder, count - 1, count)) // 2
-        for kill_at in (None, half):
+        for kill_at in (half if kill else None for kill in kills):
             found = torchrun(folder, count, name, kill_at, every)
             assert found.ranges == expected, f"{count} ranks have other ranges than one process"
             killed = "" if kill_at is None else f", rank {count - 1} killed at its batch {kill_at}"
             resumed = "" if kill_at is None else f"; went on from batches {', '.join(map(str, found.resumed))}"
             print(f"{count} ranks{killed}: the same ranges, {found.seconds:.1f} s{resumed}")
-            assert (sum(found.resumed) > 0) == (kill_at is not None)
+            assert kill_at is not None or not any(found.resumed)
+            if every == 0 and kill_at is not None:  # else it may have died before its first checkpoint
+                assert found.resumed[-1] == kill_at
 
 
 def enough(images: Tensor, name: str, counts: Sequence[int]) -> dict[int, float]:
@@ -228,15 +250,21 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if options.network == SMALL:
         images, classes = torch.rand(options.images, 1, 28, 28), torch.zeros(options.images, dtype=torch.int64)
     else:
+        from models import MODELS
         from zoo import fashion
         from zoo.fetch import DataUnavailable
 
+        if options.network not in MODELS:
+            parser.error(f"--network {options.network}: expected one of {', '.join([SMALL, *MODELS])}")
         try:
             images, classes = (data[: options.images] for data in fashion.load("test"))
         except DataUnavailable as error:
             sys.exit(f"shards: {error}")
     with tempfile.TemporaryDirectory() as folder:
-        run(images, classes, options.network, options.ranks, Path(folder))
+        try:
+            run(images, classes, options.network, options.ranks, Path(folder))
+        except ValueError as error:
+            sys.exit(f"shards: {error}")
     off = enough(images, options.network, [2**power for power in range(5, 14) if 2**power < len(images)])
     for count, steps in off.items():
         print(f"{count:5} samples: a range is off by {steps:.2f} steps at most")

@@ -286,10 +286,7 @@ def avg_pool(p: Program) -> dict[str, Any]:
     q, kernel = window(p)
     settings = {"q": q, "zero_point": byte(p.draws), "kernel": listed(kernel), **rescaled(p)}
     settings |= {"stride": None if p.draws.below(2) else each_or_one(p, len(kernel), (1, 2))}
-    settings |= {
-        "padding": each_or_one(p, len(kernel), (0, 1)),
-        "ceil_mode": bool(p.draws.below(2)),
-    }
+    settings |= {"padding": each_or_one(p, len(kernel), (0, 1)), "ceil_mode": bool(p.draws.below(2))}
     settings |= {"count_include_pad": bool(p.draws.below(2))}
     return settings | ({"divisor_override": p.draws.choice((None, 4))} if len(kernel) > 1 else {})
 

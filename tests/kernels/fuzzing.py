@@ -10,6 +10,7 @@ or finds something wrong names its case, whose draws are then made smaller for a
 from __future__ import annotations
 
 import argparse
+import ctypes
 import json
 import mmap
 import os
@@ -143,7 +144,11 @@ class _Child:
         return "" if self.status == 0 else f"the process ended with {os.waitstatus_to_exitcode(self.status)}"
 
 
-def _limit() -> None:
+def _limit(parent: int) -> None:
+    """A child's: no dumps, not all memory, and its end where its parent has ended, in a hang too."""
+    ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
+    if os.getppid() != parent:
+        os._exit(1)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[0])
     most = pages * resource.getpagesize() + MEMORY
@@ -157,6 +162,7 @@ def _in_child(
     board = mmap.mmap(-1, 8)
     reader, writer = os.pipe()
     sys.stdout.flush()
+    parent = os.getpid()
     pid = os.fork()
     if pid == 0:
         status = 1
@@ -164,7 +170,7 @@ def _in_child(
             os.close(reader)
             if isa:
                 os.environ["QUANT_ISA"] = isa
-            _limit()
+            _limit(parent)
             if quiet:  # torch writes a page for each error of its own that ends a process
                 os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
             with os.fdopen(writer, "w", encoding="utf-8", buffering=1) as out:

@@ -31,8 +31,16 @@ def test_shards_hold_every_image_once_whoever_reads_them(shards: ModuleType, tmp
 def test_a_killed_rank_changes_no_range(shards: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     torch.manual_seed(0)
     images = torch.rand(4 * shards.SHARD, 1, 28, 28)
-    shards.run(images, torch.zeros(len(images), dtype=torch.int64), shards.SMALL, [2], tmp_path, every=0)
+    shards.run(images, torch.zeros(len(images), dtype=torch.int64), shards.SMALL, [2], tmp_path, every=0, kills=[True])
     assert "rank 1 killed at its batch 8: the same ranges" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(("count", "ranks"), [(256, [1, 2]), (0, [1]), (512, [2, 0])])
+def test_ranks_without_a_shard_are_refused(count: int, ranks: list[int], shards: ModuleType, tmp_path: Path) -> None:
+    images = torch.rand(count, 1, 28, 28)
+    with pytest.raises(ValueError, match=f"{count} images are .* take more --images or fewer --ranks"):
+        shards.run(images, torch.zeros(count), shards.SMALL, ranks, tmp_path)
+    assert not list(tmp_path.iterdir())
 
 
 def test_few_samples_have_nearly_the_ranges_of_all(shards: ModuleType, tmp_path: Path) -> None:

@@ -145,13 +145,14 @@ def draw(path: Path, images: Tensor, outcomes: Mapping[tuple[str, str], Outcome]
     """The first images, and their maps in each form: red speaks for the class, blue against it."""
     from matplotlib.figure import Figure
 
+    shown = min(shown, len(images))
     forms_by_method = {
         "integrated gradients": ("float", "simulated, 8-bit weights", "simulated, 4-bit weights"),
         "occlusion": ("float", "int8"),
     }
     wanted = [(method, form) for method, forms_ in forms_by_method.items() for form in forms_]
     figure = Figure(figsize=(1.25 * (1 + len(wanted)), 1.15 * shown + 0.5), dpi=120, layout="constrained")
-    panels = figure.subplots(shown, 1 + len(wanted))
+    panels = figure.subplots(shown, 1 + len(wanted), squeeze=False)
     for row in range(shown):
         panels[row, 0].imshow(images[row, 0].numpy(), cmap="gray")
         for column, key in enumerate(wanted, 1):
@@ -170,7 +171,7 @@ def draw(path: Path, images: Tensor, outcomes: Mapping[tuple[str, str], Outcome]
 
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--network", default="residual", help="of train_fashion.py (default residual)")
+    parser.add_argument("--network", choices=[*MODELS], default="residual", help="of models.py (default residual)")
     parser.add_argument("--train", type=int, default=8192, help="images that it learns from, twice each (default 8192)")
     parser.add_argument("--images", type=int, default=100, help="to explain (default 100)")
     parser.add_argument("--out", type=Path, default=OUT, help="the plot (default tutorials/out)")

@@ -202,6 +202,7 @@ def draw(path: Path, outcomes: Mapping[str, Outcome], shown: int = 4, boxes: int
     from matplotlib.figure import Figure
     from matplotlib.patches import Rectangle
 
+    shown = min(shown, *(len(one.images) for one in outcomes.values()))
     figure = Figure(figsize=(1.8 * shown, 2.0 * len(outcomes)), dpi=120, layout="constrained")
     panels = figure.subplots(len(outcomes), shown, squeeze=False)
     for row, (name, outcome) in zip(panels, outcomes.items(), strict=True):

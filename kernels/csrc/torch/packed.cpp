@@ -208,9 +208,9 @@ int64_t packed_bytes(at::TensorList weights) {
   PackedCache& known = packed_cache();
   std::shared_lock lock(known.mutex);
   int64_t bytes = 0;
-  for (const auto& [key, entry] : known.entries)
-    if (std::any_of(weights.begin(), weights.end(), [&](const at::Tensor& weight) { return lies_in(key, weight); }))
-      bytes += entry.bytes;
+  for (const auto& entry : known.entries)  // no structured binding: a lambda of clang 14 takes none
+    if (std::any_of(weights.begin(), weights.end(), [&](const at::Tensor& weight) { return lies_in(entry.first, weight); }))
+      bytes += entry.second.bytes;
   return bytes;
 }
 
