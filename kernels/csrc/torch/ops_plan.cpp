@@ -301,16 +301,6 @@ bool is_plain(const Tensor& input) {
   return input.is_cpu() && ((input.key_set() - kPlain).raw_repr() & ~c10::full_backend_mask) == 0;
 }
 
-// Whether the kernel may be called past torch's dispatcher: nobody looks at the call, and the inputs are plain tensors.
-bool is_plain_call(at::TensorList inputs) {
-  using Key = c10::DispatchKey;
-  constexpr c10::DispatchKeySet kLooks({Key::Python, Key::PythonTLSSnapshot, Key::FuncTorchDynamicLayerFrontMode,
-                                        Key::Functionalize, Key::Tracer});
-  if (c10::impl::TorchDispatchModeTLS::any_modes_set() || c10::impl::tls_local_dispatch_key_set().included_.has_any(kLooks))
-    return false;
-  return std::all_of(inputs.begin(), inputs.end(), [](const Tensor& input) { return is_plain(input) && !input.requires_grad(); });
-}
-
 std::shared_ptr<Text> text_of(int64_t number) {
   const std::shared_lock lock(texts().mutex);
   const auto at = texts().by_number.find(number);
@@ -321,7 +311,6 @@ std::shared_ptr<Text> text_of(int64_t number) {
 // As run_plan_of_finite.
 std::vector<Tensor> run_text(at::TensorList inputs, int64_t number) {
   const std::shared_ptr<Text> text = text_of(number);
-  if (is_plain_call(inputs)) return outputs_of_finite(run(*text->entry(inputs)->plan, inputs));
   static const auto by_dispatcher = c10::Dispatcher::singleton()
                                         .findSchemaOrThrow("octet::run_plan_of_finite", "")
                                         .typed<decltype(run_plan_of_finite_op)>();
