@@ -146,6 +146,8 @@ def serve(file: str, share: str, workers: int, port: int, ready: Callable[[int],
         RuntimeError: a worker has ended; the others end with this process, for what watches over it to start it anew.
     """
     torch.set_num_threads(1)  # a worker each core; and torch's own threads would not be in a forked child
+    if not 0 <= port <= 65535:  # create_server would leave its socket open
+        raise ValueError(f"port must be 0-65535, not {port}")
     listening = socket.create_server(("127.0.0.1", port), backlog=128)
     if share == "threads":
         model = warm(loaded(file))
