@@ -178,13 +178,12 @@ def _on_one_device(operator: str, shape_function: Callable[..., Any]) -> Callabl
 
     @functools.wraps(shape_function)
     def checked(*arguments: Any) -> Any:
-        known: torch.device | None = None
+        first: Tensor | None = None
         for name, argument in zip(names, arguments, strict=False):
             for one in argument if isinstance(argument, (list, tuple)) else (argument,):
                 if isinstance(one, Tensor):
-                    known = known or one.device
-                    if one.device != known:
-                        raise ValueError(f"input is on {known} and {name} on {one.device}, expected one device")
+                    first = one if first is None else first
+                    reference.check_device(first, one, name)
         return shape_function(*arguments)
 
     return checked
@@ -291,12 +290,7 @@ def _fake_conv(dtype: torch.dtype) -> Callable[..., Tensor]:
         groups: int,
         *rest: object,
     ) -> Tensor:
-        spatial = [
-            (size + 2 * pad - step * (kernel - 1) - 1) // by + 1
-            for size, pad, step, kernel, by in zip(
-                q_x.shape[2:], padding, dilation, q_weight.shape[2:], stride, strict=True
-            )
-        ]
+        spatial = reference_conv.out_sizes(q_x, q_weight, stride, padding, dilation)
         return q_x.new_empty((q_x.shape[0], *spatial, q_weight.shape[0]), dtype=dtype).movedim(-1, 1)
 
     return shape_of

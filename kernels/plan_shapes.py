@@ -10,8 +10,8 @@ from typing import Any
 
 import torch
 from quant.kernels import narrow
+from quant.kernels.plan_sizes import check_memory
 from quant.kernels.recurrent.kind import find
-from quant.kernels.reference_conv import check_memory
 from quant.kernels.tables import TABLE_BITS, groups_of_rows
 from torch import Tensor
 from torch._subclasses import FakeTensor

@@ -5,9 +5,10 @@ Each operation stands in brackets, so that there is no precedence. The C++ reads
 
 from __future__ import annotations
 
+import math
 import operator
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -32,6 +33,14 @@ OPERATIONS: dict[str, Callable[[Any, Any], Any]] = {
 }
 """Python's arithmetic of ints; comparisons give 0 or 1. Of two names where one begins with the other, the longer stands
 first."""
+
+
+def check_memory(sizes: Sequence[float], name: str) -> None:
+    """Raise ValueError for more values than memory holds."""
+    # A graph has others, which it would guard; and an empty tensor has strides, too.
+    known = [max(size, 1) for size in sizes if isinstance(size, (int, float))]
+    if math.prod(known) > MOST:
+        raise ValueError(f"{name} would have more than 2**40 values")
 
 
 @dataclass(frozen=True)

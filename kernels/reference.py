@@ -245,11 +245,16 @@ def linear_dynamic_plain(x: Tensor, q_weight: Tensor, scale: Tensor, bias: Tenso
     return linear_dynamic(x, q_weight, scale, bias)
 
 
+def check_device(x: Tensor, other: Tensor, name: str) -> None:
+    """Raise ValueError unless an operand lies where the input does; of one real one the result would be unwritten."""
+    if x.device != other.device:
+        raise ValueError(f"input is on {x.device} and {name} on {other.device}, expected one device")
+
+
 def check_linear(x: Tensor, q_weight: Tensor, dtype: torch.dtype) -> None:
     if x.dtype != dtype:
         raise TypeError(f"input is {x.dtype}, expected {dtype}")
-    if x.device != q_weight.device:
-        raise ValueError(f"input is on {x.device} and q_weight on {q_weight.device}, expected one device")
+    check_device(x, q_weight, "q_weight")
     if not (q_weight.dtype == torch.int8 and q_weight.dim() == 2) and not (
         q_weight.dtype == torch.uint8 and q_weight.dim() == 3
     ):

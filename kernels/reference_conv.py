@@ -6,12 +6,11 @@ integers: every sum stays far below 2**53, so convolution in float64 is exact an
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 
 import torch
 import torch.nn.functional as F
-from quant.kernels.plan_sizes import MOST
+from quant.kernels.plan_sizes import check_memory
 from quant.kernels.reference import check_bytes, requantize
 from torch import Tensor
 
@@ -48,7 +47,7 @@ def conv_u8s8_s32(
     check_bytes(zero_point=zero_point)
     x, weight = _centred(q_x, zero_point), q_weight.to(torch.float64)
     if 0 in (x.numel(), weight.numel()):  # torch refuses some, and takes no channels for no outputs
-        sums = x.new_zeros(x.shape[0], weight.shape[0], *_out_sizes(q_x, q_weight, stride, padding, dilation))
+        sums = x.new_zeros(x.shape[0], weight.shape[0], *out_sizes(q_x, q_weight, stride, padding, dilation))
     else:
         sums = _CONV[q_weight.dim() - 2](x, weight, None, stride, padding, dilation, groups)
     return _add_bias(sums, q_bias)
@@ -178,17 +177,10 @@ def check_conv(
     check_memory([*input[:2], *padded], f"the padded input {input}")
 
 
-def check_memory(sizes: Sequence[float], name: str) -> None:
-    """Raise ValueError for more values than memory holds."""
-    # A graph has others, which it would guard; and an empty tensor has strides, too.
-    known = [max(size, 1) for size in sizes if isinstance(size, (int, float))]
-    if math.prod(known) > MOST:
-        raise ValueError(f"{name} would have more than 2**40 values")
-
-
-def _out_sizes(
+def out_sizes(
     q_x: Tensor, q_weight: Tensor, stride: Sequence[int], padding: Sequence[int], dilation: Sequence[int]
 ) -> list[int]:
+    """The spatial sizes of a convolution's result."""
     settings = zip(q_x.shape[2:], q_weight.shape[2:], stride, padding, dilation, strict=True)
     return [(size + 2 * pad - apart * (taps - 1) - 1) // step + 1 for size, taps, step, pad, apart in settings]
 

@@ -366,7 +366,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     ready = lambda port: print(f"http://127.0.0.1:{port}", flush=True)  # noqa: E731
     try:
         serve(options.file, options.share, options.workers, options.port, ready)
-    except (OSError, OverflowError, RuntimeError, ValueError) as error:  # a file, a port, a worker
+    except (OSError, RuntimeError, ValueError) as error:  # a file, a port, a worker
         sys.exit(f"serving: {error}")
 
 

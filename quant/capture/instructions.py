@@ -39,11 +39,15 @@ def instructions_of(code: types.CodeType) -> list[dis.Instruction]:
 
 def expression(before: list[dis.Instruction]) -> list[dis.Instruction]:
     """The instructions that compute both sides of a comparison, of all before it."""
-    ends = ("STORE", "POP", "RETURN", "GET_ITER", "FOR_ITER", "RESUME", "YIELD", *COMPARISONS)
     begin = len(before)
-    while begin and "JUMP" not in before[begin - 1].opname and not before[begin - 1].opname.startswith(ends):
+    while begin and not ends_expression(before[begin - 1]):
         begin -= 1
     return before[begin:]
+
+
+def ends_expression(one: dis.Instruction) -> bool:
+    ends = ("STORE", "POP", "RETURN", "GET_ITER", "FOR_ITER", "RESUME", "YIELD", *COMPARISONS)
+    return "JUMP" in one.opname or one.opname.startswith(ends)
 
 
 def locals_read(whole: list[dis.Instruction]) -> set[str]:

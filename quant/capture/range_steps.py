@@ -27,9 +27,9 @@ from quant.capture.instructions import (
     CONSTANTS,
     COPIES,
     DIFFERENCES,
-    LOCALS,
     NAMES,
     QUOTIENTS,
+    ends_expression,
     expression,
     instructions_of,
     is_load,
@@ -106,14 +106,10 @@ def _rounds_logarithms(code: types.CodeType) -> bool:
         ):
             before = expression(instructions[:place])
             rounds = any(other.argval in ROUNDS for other in before if other.opname in (*NAMES, *ATTRIBUTES))
-            if rounds and reads_locals(list(itertools.takewhile(_goes_on, instructions[place:]))):
+            rest = list(itertools.takewhile(lambda other: not ends_expression(other), instructions[place:]))
+            if rounds and reads_locals(rest):
                 return True
     return False
-
-
-def _goes_on(one: dis.Instruction) -> bool:
-    """Whether an instruction is of an expression, and neither stores nor returns it."""
-    return not one.opname.startswith(("STORE", "POP", "RETURN", "GET_ITER", *COMPARISONS)) and "JUMP" not in one.opname
 
 
 @functools.lru_cache(maxsize=4096)
@@ -126,7 +122,7 @@ def _counted(code: types.CodeType) -> tuple[Step, ...]:
 
 def reads_locals(instructions: list[dis.Instruction]) -> bool:
     """Whether a value is computed from anything but constants and attributes of the module."""
-    return any(one.opname.startswith(LOCALS) and one.argval != "self" for one in instructions)
+    return bool(locals_read(instructions) - {"self"})
 
 
 def _step(following: list[dis.Instruction]) -> Iterator[Step]:

@@ -53,7 +53,7 @@ def _whole(parts: list[tuple[RestoredTensor, slice]], like: Tensor) -> list[Rest
     for first, last in sorted(slices):
         row = last if first == row else -1
     if row == len(like):
-        return [one for _, one in sorted(slices.items(), key=lambda item: item[0])]
+        return [slices[rows] for rows in sorted(slices)]
     return [parts[0][0]._replace(sliced=False, undo=None)]
 
 
