@@ -2,8 +2,6 @@
 #include <ATen/ATen.h>
 #include <ATen/EmptyTensor.h>
 #include <ATen/core/dispatch/Dispatcher.h>
-#include <c10/core/impl/LocalDispatchKeySet.h>
-#include <c10/core/impl/TorchDispatchModeTLS.h>
 #include <c10/util/hash.h>
 #include <torch/library.h>
 
@@ -246,18 +244,6 @@ std::vector<Tensor> run_plan_of_finite_op(at::TensorList inputs, at::TensorList 
 struct Text {
   std::string program, backend;
   std::vector<Tensor> constants;
-  std::atomic<std::weak_ptr<const KnownPlan>> last;  // weak: how many plans there are is the cache's to say
-
-  std::shared_ptr<const KnownPlan> entry(at::TensorList inputs) {
-    std::shared_ptr<const KnownPlan> known = last.load().lock();
-    if (known && known->fits(program, backend, inputs, constants)) {
-      known->used = ++plan_cache().clock;
-      return known;
-    }
-    known = find_or_build(inputs, constants, program, backend);
-    last = known;
-    return known;
-  }
 };
 
 struct Texts {
@@ -320,7 +306,8 @@ std::vector<Tensor> run_text(at::TensorList inputs, int64_t number) {
 // As run_text, of plain tensors; and the nanoseconds of each line of the text that is an operation.
 std::tuple<std::vector<Tensor>, std::vector<int64_t>> time_text(at::TensorList inputs, int64_t number) {
   TORCH_CHECK_TYPE(std::all_of(inputs.begin(), inputs.end(), is_plain), "time_text: an input is no plain tensor on the CPU");
-  const std::shared_ptr<const KnownPlan> entry = text_of(number)->entry(inputs);
+  const std::shared_ptr<Text> text = text_of(number);
+  const std::shared_ptr<const KnownPlan> entry = find_or_build(inputs, text->constants, text->program, text->backend);
   std::vector<int64_t> nanoseconds(entry->operations, 0);
   std::vector<Tensor> outputs = outputs_of_finite(run(*entry->plan, inputs, &nanoseconds));
   return {std::move(outputs), std::move(nanoseconds)};
