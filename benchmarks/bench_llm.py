@@ -1,13 +1,15 @@
-"""Language models: loading a checkpoint into 4 bits, and decode and prefill against the peers (`make bench-llm`).
+"""Language models: loading into 4 bits, GPTQ, and decode and prefill against the peers (`make bench-llm`).
 
-    python benchmarks/bench_llm.py                     # loading, decode, prefill
+    python benchmarks/bench_llm.py                     # loading, GPTQ, decode, prefill
     python benchmarks/bench_llm.py --part load         # peak of memory, against the size of the 4-bit model
+    python benchmarks/bench_llm.py --part gptq         # 100 million parameters by GPTQ; killed, it goes on
     python benchmarks/bench_llm.py --part decode --contexts 32 2048 --layers 2
 
 The stack has layers of the shapes of Llama 3.2 1B and random weights. Contenders of a row take turns in one process;
 peers that are not to be had are named with the reason. Beside a decoding step stands a plain read of as many bytes as
 our 4-bit weights: the sum of a float32 tensor. Loading has a process of its own, whose resident memory at the peak,
-less that before, is compared with the bytes of the model that it made. Exit status 1 where that is above the goal.
+less that before, is compared with the bytes of the model that it made. Exit status 1 where that is above the goal,
+where GPTQ takes too long, or gives other integers after it was killed.
 """
 
 from __future__ import annotations
@@ -25,6 +27,7 @@ import display
 import harness
 import torch
 from bench_memory import status
+from interrupted_rounding import interrupted
 from language_stack import LAYERS, WIDTH, Stack, Whole
 from llm_peers import PEERS
 from peers import Missing
@@ -36,7 +39,8 @@ import quant
 LOAD_GOAL = 1.20
 """Most memory at the peak of loading, over the bytes of the 4-bit model."""
 
-PARTS = ("load", "decode", "prefill")
+PARTS = ("load", "gptq", "decode", "prefill")
+TIMED = ("decode", "prefill")
 READ = "read"
 GROUPS = {"weight_bits": 4, "group_size": 64}
 OURS = {"octet 4 bits g64": GROUPS, "octet 8 bits": {}}
@@ -168,10 +172,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     threads: int = options.threads[0]
     print(harness.describe(harness.machine(("onnxruntime", "openvino", "torchao"), threads, harness.pin(threads))))
     good = loading(options.layers or LAYERS) if "load" in options.part else True
+    good &= interrupted() if "gptq" in options.part else True
     header = ("", "tokens", "who", f"tokens/s of {LAYERS} layers", "time over ours at 4 bits", "error", "weights")
     missing: dict[str, str] = {}
     with torch.inference_mode():
-        for part in (part for part in PARTS[1:] if part in options.part):
+        for part in (part for part in TIMED if part in options.part):
             for context in options.contexts:
                 lines, absent = measured(part, context, options.layers or 4, threads)
                 print(display.table(header, lines), flush=True)  # each row takes minutes

@@ -45,16 +45,17 @@ BATCH, STEPS, LEARNING_RATE = 16, 250, 4e-3
 class Block(nn.Module):
     """Attention, then a SwiGLU, each added to what it reads."""
 
-    def __init__(self) -> None:
+    def __init__(self, width: int, heads: int, inner: int) -> None:
         super().__init__()
-        self.norm1, self.norm2 = nn.RMSNorm(WIDTH), nn.RMSNorm(WIDTH)
-        self.q, self.k, self.v, self.o = (nn.Linear(WIDTH, WIDTH, bias=False) for _ in range(4))
-        self.gate, self.up = nn.Linear(WIDTH, INNER, bias=False), nn.Linear(WIDTH, INNER, bias=False)
-        self.down = nn.Linear(INNER, WIDTH, bias=False)
+        self.heads = heads
+        self.norm1, self.norm2 = nn.RMSNorm(width), nn.RMSNorm(width)
+        self.q, self.k, self.v, self.o = (nn.Linear(width, width, bias=False) for _ in range(4))
+        self.gate, self.up = nn.Linear(width, inner, bias=False), nn.Linear(width, inner, bias=False)
+        self.down = nn.Linear(inner, width, bias=False)
 
     def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         y = self.norm1(x)
-        q, k, v = (layer(y).unflatten(-1, (HEADS, -1)).transpose(1, 2) for layer in (self.q, self.k, self.v))
+        q, k, v = (layer(y).unflatten(-1, (self.heads, -1)).transpose(1, 2) for layer in (self.q, self.k, self.v))
         y = F.scaled_dot_product_attention(_turned(q, cos, sin), _turned(k, cos, sin), v, is_causal=True)
         x = x + self.o(y.transpose(1, 2).flatten(2))
         y = self.norm2(x)
@@ -67,14 +68,19 @@ def _turned(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 
 
 class LanguageModel(nn.Module):
-    """int64 (N, T) -> float32 (N, T, characters)."""
+    """int64 (N, T) -> float32 (N, T, characters), T at most CONTEXT.
 
-    def __init__(self) -> None:
+    Args:
+        width: of what the blocks add to.
+        inner: of the SwiGLU.
+    """
+
+    def __init__(self, width: int = WIDTH, heads: int = HEADS, layers: int = LAYERS, inner: int = INNER) -> None:
         super().__init__()
-        self.embed = nn.Embedding(len(CHARACTERS), WIDTH)
-        self.layers = nn.ModuleList(Block() for _ in range(LAYERS))
-        self.norm, self.head = nn.RMSNorm(WIDTH), nn.Linear(WIDTH, len(CHARACTERS), bias=False)
-        half = WIDTH // HEADS // 2
+        self.embed = nn.Embedding(len(CHARACTERS), width)
+        self.layers = nn.ModuleList(Block(width, heads, inner) for _ in range(layers))
+        self.norm, self.head = nn.RMSNorm(width), nn.Linear(width, len(CHARACTERS), bias=False)
+        half = width // heads // 2
         angles = torch.arange(CONTEXT)[:, None] * 10_000.0 ** (-torch.arange(half) / half)
         self.register_buffer("cos", angles.cos(), persistent=False)
         self.register_buffer("sin", angles.sin(), persistent=False)
