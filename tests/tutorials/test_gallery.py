@@ -283,7 +283,7 @@ def test_int8_masks_are_those_of_float(segmentation: ModuleType, tmp_path: Path)
     material = segmentation.Material(0.1 * torch.rand(3, 1, 80, 80), shapes, torch.tensor([1, 2, 3, 4]))
     model = segmentation.trained(material, steps=15, batch=4)
     images, truth = segmentation.scenes(material, 8, seed=2)
-    outcomes = segmentation.run(model, material, images, truth)
+    outcomes = segmentation.run(model, material, images, truth, calibrated_on=32)
     assert outcomes["float"].changed == 0
     assert outcomes["int8"].changed < 0.05
     assert outcomes["int8"].changed < outcomes["int8, 4-bit weights"].changed

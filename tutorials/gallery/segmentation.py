@@ -195,9 +195,11 @@ def predicted(model: nn.Module, images: Tensor) -> Tensor:
         return torch.cat([model(batch).argmax(1) for batch in images.split(50)])
 
 
-def run(model: nn.Module, seen: Material, images: Tensor, truth: Tensor) -> Mapping[str, Outcome]:
-    """The outcomes by form; `seen` is what calibration may see."""
-    batches = list(scenes(seen, 256, seed=1_000_000)[0].split(16))
+def run(
+    model: nn.Module, seen: Material, images: Tensor, truth: Tensor, *, calibrated_on: int = 256
+) -> Mapping[str, Outcome]:
+    """The outcomes by form; calibration sees so many scenes made of `seen`."""
+    batches = list(scenes(seen, calibrated_on, seed=1_000_000)[0].split(16))
     forms = {
         "float": model,
         "int8": quant.quantize_static(model, batches, progress=False),
