@@ -250,9 +250,9 @@ $(STAMPS)/venv:
 	@$(PYTHON) -m venv --clear $(VENV)
 	@mkdir -p $(STAMPS) && touch $@
 
-# What the links of a strict editable install stand for: with a new or deleted file they have to be made anew.
+# What a strict editable install holds, links and a version: with a new or deleted file, or another one, it is made anew.
 $(STAMPS)/files: FORCE | $(STAMPS)/venv
-	@files=$$(find $(PACKAGES) -name '*.py' | LC_ALL=C sort); \
+	@files=$$(find $(PACKAGES) -name '*.py' | LC_ALL=C sort; grep '^__version__' quant/__init__.py); \
 	    [[ -f $@ && $$files == "$$(<$@)" ]] || printf '%s\n' "$$files" >$@
 
 $(STAMPS)/requirements: pyproject.toml | $(STAMPS)/venv

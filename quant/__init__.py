@@ -80,7 +80,7 @@ __all__ = [
     "types",
 ]
 
-__version__ = "0.1.0.dev0"
+__version__ = "0.1.0"
 
 _MODULES = {
     "artefact": ("ArtefactError", "load", "save"),

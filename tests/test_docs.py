@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 import importlib
 import importlib.util
 import inspect
@@ -10,6 +11,8 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
+
+import quant
 
 DOCS = Path(__file__).parents[1] / "docs"
 MODULES = ("quant", "quant.calibrate", "quant.kernels", "quant.nn", "quant.observers", "quant.types")
@@ -37,6 +40,22 @@ def test_every_drawing_is_on_a_page() -> None:
         name for page in DOCS.glob("**/*.md") for name in re.findall(r"^```{drawing} (\w+)$", page.read_text(), re.M)
     }
     assert shown == set(of_the_site("drawings").DRAWINGS)
+
+
+def test_a_release_is_in_the_changelog_with_its_notes() -> None:
+    """The newest section is the version's, or is for what comes after it; a release has notes of the same day."""
+    changelog = (DOCS.parent / "CHANGELOG.md").read_text(encoding="utf-8")
+    headings = re.findall(r"^## (.*)$", changelog, re.MULTILINE)
+    released = dict(re.findall(r"^## \[(\S+)\] - (\d{4}-\d\d-\d\d)$", changelog, re.MULTILINE))
+    assert set(headings) - {f"[{version}] - {day}" for version, day in released.items()} <= {"Unreleased"}
+    newest = "Unreleased" if ".dev" in quant.__version__ else f"[{quant.__version__}] - "
+    assert headings[0].startswith(newest)
+    assert {path.stem for path in (DOCS / "releases").glob("*.md")} == set(released)
+    for version, day in released.items():
+        notes = (DOCS / "releases" / f"{version}.md").read_text(encoding="utf-8").splitlines()
+        assert notes[0] == f"# Release {version}"
+        date = datetime.date.fromisoformat(day)
+        assert notes[2].startswith(f"{date.day} {date:%B} {date.year}. ")
 
 
 @pytest.mark.parametrize("name", MODULES)

@@ -12,6 +12,8 @@ import pytest
 import torch
 from torch import nn
 
+import quant
+
 from ..zoo.torchvision_ops import import_torchvision
 from .conftest import TUTORIALS, load
 
@@ -204,6 +206,144 @@ def test_beams_pronounce_as_well_in_int8(translation: ModuleType, g2p_data: None
     outcomes = translation.run_g2p(100)
     assert outcomes["float"].right > 0.6
     assert outcomes["dynamic int8"].same > 0.9
+
+
+@pytest.fixture
+def folder(train_fashion: ModuleType, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    return script("folder")
+
+
+def test_files_hold_the_images_under_their_classes(folder: ModuleType, tmp_path: Path) -> None:
+    pixels = torch.randint(256, (12, 1, 28, 28)) / 255
+    images = (pixels - folder.fashion.MEAN) / folder.fashion.DEVIATION
+    classes = torch.arange(12) % 10
+    folder.write_images(tmp_path / "train", images, classes)
+    names, found = folder.labels(tmp_path / "train")
+    assert names == sorted(folder.fashion.CLASSES)
+    [read] = quant.calibrate.read(tmp_path / "train", **folder.READING)
+    order = [index for name in names for index in range(12) if folder.fashion.CLASSES[index % 10] == name]
+    assert [names[kind] for kind in found.tolist()] == [folder.fashion.CLASSES[index % 10] for index in order]
+    torch.testing.assert_close(read, images[order])
+
+
+def test_folders_become_an_int8_model_in_python_and_in_a_shell(
+    folder: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    missing = quant.kernels.available()["native"]
+    if missing:
+        pytest.skip(f"`quant run` needs the native backend: {missing}")
+    torch.manual_seed(0)
+    classes = torch.arange(200) % 10
+    images = torch.randn(10, 1, 28, 28)[classes] + 0.3 * torch.randn(200, 1, 28, 28)
+    folder.write_images(tmp_path / "train", images[:160], classes[:160])
+    folder.write_images(tmp_path / "test", images[160:], classes[160:])
+    outcome = folder.run(tmp_path)
+    assert outcome.int8.shape == (40, 10)
+    assert (outcome.int8 - outcome.float).norm() < 0.2 * outcome.float.norm()
+    assert "$ quant run" in capsys.readouterr().out
+    assert "ResidualCNN" in (tmp_path / "report.html").read_text()
+    pytest.importorskip("matplotlib", reason="the plots need matplotlib: pip install 'octet-quant[tutorials]'")
+    folder.draw(tmp_path / "plot.png", outcome)
+    drawn(tmp_path / "plot.png")
+
+
+@pytest.fixture
+def segmentation(fashion: ModuleType, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    return script("segmentation")
+
+
+def test_overlap_and_borders_of_masks(segmentation: ModuleType) -> None:
+    truth = torch.zeros(1, 4, 6, dtype=torch.int64)
+    truth[:, :, 3:] = 2
+    found = truth.clone()
+    found[:, :, 3] = 0
+    overlaps = segmentation.overlaps(found, truth)
+    assert overlaps[[0, 2]].tolist() == [12 / 16, 8 / 12]
+    assert overlaps[[1, 3, 4]].isnan().all()
+    assert segmentation.at_borders(truth)[0, 0].tolist() == [False, False, True, True, False, False]
+
+
+def test_scenes_show_what_their_masks_say(segmentation: ModuleType) -> None:
+    photos, garments = torch.zeros(2, 1, 80, 80), torch.ones(3, 1, 28, 28)
+    material = segmentation.Material(photos, garments, torch.tensor([1, 2, 4]))
+    images, truth = segmentation.scenes(material, 20, seed=0)
+    assert torch.equal(images[:, 0] == 1, truth > 0)
+    assert set(truth.unique().tolist()) == {0, 1, 2, 4}
+    assert truth.bool().double().mean() < 3 * 28 * 28 / 64**2
+    assert all(torch.equal(*pair) for pair in zip(segmentation.scenes(material, 20, 0), (images, truth), strict=True))
+
+
+def test_int8_masks_are_those_of_float(segmentation: ModuleType, tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    shapes = torch.zeros(4, 1, 28, 28)
+    for kind, shape in enumerate(shapes[:, 0]):
+        shape[2 + 4 * kind :, 4:20] = 0.4 + 0.15 * kind
+    material = segmentation.Material(0.1 * torch.rand(3, 1, 80, 80), shapes, torch.tensor([1, 2, 3, 4]))
+    model = segmentation.trained(material, steps=15, batch=4)
+    images, truth = segmentation.scenes(material, 8, seed=2)
+    outcomes = segmentation.run(model, material, images, truth, calibrated_on=32)
+    assert outcomes["float"].changed == 0
+    assert outcomes["int8"].changed < 0.05
+    assert outcomes["int8"].changed < outcomes["int8, 4-bit weights"].changed
+    pytest.importorskip("matplotlib", reason="the plots need matplotlib: pip install 'octet-quant[tutorials]'")
+    segmentation.draw(tmp_path / "masks.png", images[:3], truth[:3], outcomes)
+    drawn(tmp_path / "masks.png")
+
+
+@pytest.fixture
+def speech(silero: ModuleType, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    return script("speech")
+
+
+def synthetic(speech: ModuleType) -> object:
+    """What there is without silero's weights: a second of a buzz, a second of faint noise, and so on."""
+    audio = speech.silero.synthetic(8.0)
+    frames = torch.arange(len(audio) // speech.silero.FRAME)
+    audio = audio[: len(frames) * speech.silero.FRAME]
+    return speech.Recording(audio, frames * speech.silero.FRAME % 32_000 < 16_000)
+
+
+def test_a_listener_looks_at_nothing_that_is_to_come(speech: ModuleType) -> None:
+    torch.manual_seed(0)
+    model, spectra = speech.Listener().eval(), torch.randn(2, speech.BANDS, 40)
+    scores = speech.whole(model, spectra)
+    assert scores.shape == (2, 20)
+    for frames in (1, 3, 7):
+        torch.testing.assert_close(speech.streamed(model, spectra, frames=frames), scores)
+    later = spectra.clone()
+    later[:, :, 20:] = 0
+    torch.testing.assert_close(speech.whole(model, later)[:, :10], scores[:, :10])
+    assert not torch.allclose(speech.whole(model, later)[:, 10:], scores[:, 10:])
+    audio = torch.randn(1, 20 * speech.HOP)
+    assert torch.equal(speech.spectra_of(audio)[..., :7], speech.spectra_of(audio[:, : 7 * speech.HOP]))
+
+
+def test_noise_hides_no_truth(speech: ModuleType) -> None:
+    recording = synthetic(speech)
+    spectra, truth = speech.mixed(recording, 64, 50, seed=0)
+    assert spectra.shape == (50, speech.BANDS, 128)
+    assert 0.1 < truth.mean() < recording.speech.float().mean()  # stretches of it are silent
+    loud = spectra.mean(1).reshape(50, 64, 2).mean(2)
+    assert loud[truth > 0].mean() > loud[truth == 0].mean() + 0.1
+
+
+def test_int8_hears_a_stream_as_float_does(speech: ModuleType, tmp_path: Path) -> None:
+    recording = synthetic(speech)
+    model = speech.trained(recording, 20, frames=32, batch=8)
+    spectra, truth = speech.mixed(recording, 48, 4, seed=1)
+    outcomes = speech.run(model, recording, spectra, truth)
+    assert set(outcomes) == {"float", "dynamic int8", "static int8", "static, 4-bit weights"}
+    assert outcomes["float"].as_float == 1
+    for name in ("dynamic int8", "static int8"):
+        assert outcomes[name].as_float > 0.9
+        assert outcomes[name].as_whole < 0.05
+        assert outcomes[name].kib < outcomes["float"].kib
+    pytest.importorskip("matplotlib", reason="the plots need matplotlib: pip install 'octet-quant[tutorials]'")
+    speech.draw(tmp_path / "plot.svg", spectra, truth, outcomes)
+    drawn(tmp_path / "plot.svg")
 
 
 @pytest.fixture
