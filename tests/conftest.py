@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+import torch
 from quant.kernels import dispatch
 from quant.kernels.recurrent import kind as recurrent_kinds
 from quant.observers import registry as observers
@@ -21,6 +22,14 @@ from quant.nn import registry as _  # noqa: F401  # adds torch's layers to int8_
 
 def pytest_configure() -> None:
     gc.disable()  # until all tests are there, nothing becomes garbage
+    if not torch.accelerator.is_available():
+        torch.manual_seed = seeded  # type: ignore[assignment]
+
+
+def seeded(seed: int) -> torch.Generator:
+    """torch.manual_seed for the CPU. torch's own formats the stack of its caller for each kind of device that may be
+    there later: more than a millisecond in a test, where many tests take five, and twenty under emulation."""
+    return torch.default_generator.manual_seed(int(seed))
 
 
 def pytest_collection_finish() -> None:

@@ -23,9 +23,13 @@ FIXED = ("QUANT_ISA", "QUANT_BACKEND", "ONEDNN_MAX_CPU_ISA")
 COMPILED = dispatch.ops.LIBRARIES
 """The backends of the extension."""
 
+REASONS = dispatch.available()
+"""Name of each backend -> why it cannot be used here, or ''. Asked once: `available` reads the entry points of every
+installed package, which took two thirds of a small test."""
+
 
 def found(name: str) -> Backend:
-    reason = dispatch.available()[name]
+    reason = REASONS[name]
     if reason:
         pytest.skip(f"{name}: {reason}")
     return dispatch.find(name)
@@ -40,11 +44,11 @@ def tested(names: Iterable[str]) -> list[str]:
     names = list(names)
     if not (os.environ.get("QUANT_EXTENSION") == "none" or (FAST and not dispatch.ops.extension_problem())):
         return names
-    usable = [name for name in names if not dispatch.available()[name]]
+    usable = [name for name in names if not REASONS[name]]
     return usable or names[:1]
 
 
-@pytest.fixture(params=tested(dispatch.available()))
+@pytest.fixture(params=tested(REASONS))
 def backend(request: pytest.FixtureRequest) -> Backend:
     """Each backend that can be used here; the skip of another says why it cannot."""
     return found(request.param)
@@ -60,7 +64,7 @@ def compiled(request: pytest.FixtureRequest) -> Backend:
     return found(request.param)
 
 
-@pytest.fixture(params=tested(name for name in dispatch.available() if name not in COMPILED))
+@pytest.fixture(params=tested(name for name in REASONS if name not in COMPILED))
 def interpreted(request: pytest.FixtureRequest) -> Backend:
     """Each backend that brings a product and computes the rest with the reference's own code."""
     return found(request.param)

@@ -17,7 +17,10 @@ from quant.artefact.file import CONSTANT, read, write
 
 FAST = os.environ.get("OCTET_FAST_TESTS") == "1"
 WITHOUT_KERNELS = os.environ.get("QUANT_EXTENSION") == "none"
-NAMES = ["native"] if FAST else [n for n, reason in dispatch.available().items() if not (reason and WITHOUT_KERNELS)]
+REASONS = dispatch.available()
+"""Name of each backend -> why it cannot be used here, or ''. Asked once, since it reads the entry points of every
+installed package."""
+NAMES = ["native"] if FAST else [n for n, reason in REASONS.items() if not (reason and WITHOUT_KERNELS)]
 """Emulated, the kernels' own tests go through all: what layers do around a backend is the same on every machine.
 Without the compiled kernels only those that are there: thousands of skips would say what was decided."""
 
@@ -26,7 +29,7 @@ Without the compiled kernels only those that are there: thousands of skips would
 def backend(request: pytest.FixtureRequest) -> str:
     """The name of each backend of NAMES that can be used here; the skip of another says why it cannot."""
     name: str = request.param
-    reason = dispatch.available()[name]
+    reason = REASONS[name]
     if reason:
         pytest.skip(f"{name}: {reason}")
     return name

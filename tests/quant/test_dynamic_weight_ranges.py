@@ -96,7 +96,8 @@ def test_recurrent_layers_have_it_for_inputs_and_states(model: Model) -> None:
 @pytest.mark.parametrize("bits", [4, 3, 2])
 def test_mse_leaves_less_error_in_the_weights_of_few_bits(model: Model, bits: int) -> None:
     def error(kind: str) -> float:
-        q: Any = quant.quantize_dynamic(model, Recipe(default=QConfig(weight_bits=bits, weight_observer=kind)))
+        qconfig = QConfig(weight_bits=bits, weight_observer=kind)
+        q: Any = quant.quantize_dynamic(model, Recipe({nn.Linear: qconfig}, default=None))
         return float((q.wide.weight - model.wide.weight).detach().square().mean())
 
     assert error("mse") < error("minmax")
