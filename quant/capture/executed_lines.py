@@ -32,6 +32,7 @@ class ExecutedLines:
     def __init__(self, is_counting: Callable[[], bool]) -> None:
         self._is_counting = is_counting
         self._runs: dict[types.CodeType, int] = {}
+        self._is_users: dict[types.CodeType, bool] = {}
 
     @contextlib.contextmanager
     def counting(self) -> Iterator[None]:
@@ -53,9 +54,11 @@ class ExecutedLines:
         return any(runs != other._runs.get(code, runs) for code, runs in self._runs.items())
 
     def _called(self, frame: types.FrameType, event: str, argument: Any) -> Any:
-        if not self._is_counting() or str(frame.f_globals.get("__name__")).partition(".")[0] in NOT_COUNTED:
-            return None
-        return self._line(frame, "line", None)
+        known = self._is_users.get(frame.f_code)
+        if known is None:  # a capture makes a hundred thousand calls, of few functions
+            package = str(frame.f_globals.get("__name__")).partition(".")[0]
+            known = self._is_users[frame.f_code] = package not in NOT_COUNTED
+        return self._line(frame, "line", None) if known and self._is_counting() else None
 
     def _line(self, frame: types.FrameType, event: str, argument: Any) -> Any:
         if event == "line" and self._is_counting():
