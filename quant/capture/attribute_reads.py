@@ -18,7 +18,7 @@ def reads_of(model: nn.Module, owner: nn.Module, name: str) -> int:
 
     The places in the owner's own forward and helpers that read it of `self`; and those in the forward of any module
     that read such an attribute of something else, as `self.layer.weight` does, or have its name as a text. A place that
-    stores what it reads, or what is computed of it, in a local is as many as read that local.
+    gives the attribute to a local, and to no call before, is as many as read that local.
     """
     reads: dict[types.CodeType, int] = {}
     for module in model.modules():
@@ -52,7 +52,11 @@ def _reads(code: types.CodeType, name: str) -> tuple[int, int]:
 
 
 def _uses(instructions: list[dis.Instruction], place: int) -> int:
-    """How often the local is read that the value of an instruction goes into; 1 where it goes into none."""
-    after = itertools.dropwhile(lambda one: not ends_expression(one), instructions[place + 1 :])
-    locals_ = {one.argval for one in itertools.takewhile(is_store, after)}
-    return max(1, sum(is_load(one) and one.argval in locals_ for one in instructions))
+    """How often the local is read that the value of an instruction becomes; 1 where it becomes none."""
+    rest = itertools.islice(instructions, place + 1, None)
+    before = list(itertools.takewhile(lambda one: not ends_expression(one), rest))
+    if any(one.opname.startswith("CALL") for one in before):
+        return 1
+    stores = itertools.takewhile(is_store, instructions[place + 1 + len(before) :])
+    names = {one.argval for one in stores}
+    return max(1, sum(is_load(one) and one.argval in names for one in instructions))

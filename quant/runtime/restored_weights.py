@@ -92,14 +92,14 @@ class WeightsToRestore:
         sliced = {one.path for one in self.tensors if one.sliced}
         for path, rows in values_of.items():
             owner, _, name = path.rpartition(".")
-            if _is_gone(root, path):
+            if is_gone(root, path):
                 root.get_submodule(owner).__dict__[name] = torch.cat(rows) if path in sliced else rows[0]
         self._done = True
 
     def lost(self, root: nn.Module) -> list[str]:
         """The names of the parameters that cannot be restored, and are not there."""
         paths = dict.fromkeys(one.path for one in self.tensors if one.undo is None)
-        return [path for path in paths if _is_gone(root, path)]
+        return [path for path in paths if is_gone(root, path)]
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_done": False}
@@ -111,7 +111,8 @@ def _undone(value: Tensor, undo: Undo) -> Tensor:
     return value.contiguous()  # a forward may ask for a view of it
 
 
-def _is_gone(root: nn.Module, path: str) -> bool:
+def is_gone(root: nn.Module, path: str) -> bool:
+    """Whether a conversion has taken a parameter away (`static/removed_tensors.py`)."""
     try:
         value = attribute(root, path)
     except AttributeError:

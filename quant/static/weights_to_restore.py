@@ -18,7 +18,16 @@ from quant.graph import Graph, Kind, Node
 from quant.ops.operator import Weighted
 from quant.ops.step import Step
 from quant.runtime.names import attribute, child_name, full_name, submodule
-from quant.runtime.restored_weights import DIVIDE, PERMUTE, RESHAPE, SUBTRACT, RestoredTensor, Undo, WeightsToRestore
+from quant.runtime.restored_weights import (
+    DIVIDE,
+    PERMUTE,
+    RESHAPE,
+    SUBTRACT,
+    RestoredTensor,
+    Undo,
+    WeightsToRestore,
+    is_gone,
+)
 from quant.runtime.trees import Attr, Ref, leaves
 
 SAME = 0.01
@@ -68,6 +77,8 @@ def few_numbers(step: Step, layer: Weighted, fused: FusedGraph, root: nn.Module)
     """
     node, few = fused.graph.nodes[step.nodes[0]], set[str]()
     for name, value in (("weight", layer.weight), ("bias", layer.bias)):
+        if any(is_gone(root, path) for path in paths_behind(fused.graph, value)):
+            continue  # another captured module had the same weight, and nothing of it was few
         source, _ = _before_moves(value, fused.graph, root)
         behind = paths_behind(fused.graph, source)
         if isinstance(source, Ref) and not _is_parametrized(node.owner, name, behind, root):
