@@ -132,7 +132,7 @@ def _converted(prepared: nn.Module, backend: str | None) -> nn.Module:
         called = _called(model, programs)
         for key, runner in programs.items():
             if key not in added:
-                removed += _remove_unread(runner, called, entries)
+                removed += _remove_unread(model, runner, called, entries)
     for layer in built.layers.values():
         layer.derive()  # type: ignore[operator]
     layers, rules = _settings(programs), next(iter(programs.values())).fused.rules
@@ -302,14 +302,14 @@ def _called(model: nn.Module, programs: dict[ProgramKey, GraphRunner]) -> set[nn
     return {submodule(model, name) for name in names}
 
 
-def _remove_unread(runner: GraphRunner, called: set[nn.Module], entries: Entries) -> list[str]:
+def _remove_unread(model: nn.Module, runner: GraphRunner, called: set[nn.Module], entries: Entries) -> list[str]:
     """Remove what no program of a module reads, once all are built; returns the removed tensors' names."""
     root, path = runner.root, runner.graph.path
     first = root._modules.get(RESERVED)
     if not isinstance(first, ProgramRunner):  # a unit that was a layer itself
         return []
     programs = first.programs()
-    gone = set().union(*(remove_unread(one.fused, root, programs, called) for one in runner.programs()))
+    gone = set().union(*(remove_unread(one.fused, root, model, programs, called) for one in runner.programs()))
     for name in remove_parametrizations(root):
         entries[full_name(path, name)] = ("int8", "part of an int8 weight")
     return [full_name(path, name) for name in sorted(gone)]

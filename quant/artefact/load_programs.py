@@ -237,7 +237,7 @@ def _layer(one: LayerDocument, tensors: Mapping[str, Tensor], backend: str | Non
 def _check_layer(name: str, layer: StaticLayer) -> None:
     """Refuse a layer whose tensors and settings do not fit each other."""
     sites, (out,) = (len(layer.clamps),), layer.weight_scale.shape
-    per_channel = [layer.weight_scale, layer.bias, layer.fold_gain, layer.fold_shift]
+    per_channel = [layer.weight_scale, layer._buffers["bias"], layer.fold_gain, layer.fold_shift]
     per_site = [layer.input_scale, layer.input_zero_point, layer.output_scale, layer.output_zero_point]
     shapes = [one is None or one.shape == (out,) for one in per_channel] + [one.shape == sites for one in per_site]
     widths = [len(value) for value in layer.product.settings.values() if isinstance(value, (list, tuple))]

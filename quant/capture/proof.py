@@ -16,6 +16,7 @@ from torch import Tensor
 
 from quant.capture.differences import decides_otherwise, difference, problem_of
 from quant.capture.random_draws import put_back_draws, seed
+from quant.capture.range_steps import FARTHEST, largest_step_elsewhere
 from quant.capture.recorded_modules import Watched
 from quant.capture.recorder import Recorder
 from quant.capture.scalars import NUMBER, ROUNDED, Limit
@@ -67,6 +68,9 @@ class Proof:
             self._first_taken()
             self.limits = tuple(every)
             return
+        if every and recorder.sizes and self._steps_elsewhere() > FARTHEST:
+            self.limits = tuple(every)
+            return
         agrees = self._holds(other_values, every, VARY[:1])
         if agrees or (self.problems and not every):
             return
@@ -80,6 +84,14 @@ class Proof:
         change, agrees = self._first_taken()
         if agrees is not False:
             self._hold_where_unlike(change, groups)
+
+    def _steps_elsewhere(self) -> float:
+        """The largest step of functions that ran, which recordings of other sizes have to go beyond."""
+        recorder = self.recorder
+        modules = [part.module for part in recorder.parts.values()]
+        step = largest_step_elsewhere(recorder.lines.codes, modules)
+        recorder.largest_step = max(recorder.largest_step, min(step, FARTHEST))
+        return step
 
     def _first_taken(self) -> tuple[Variation, bool | None]:
         """The first change of values alone that the module takes, and whether its recording agrees (`_agrees`)."""
@@ -184,6 +196,8 @@ class Proof:
             self._decided = True
             return None
         fault = difference(self.recorder, other) or problem_of(self.recorder, other)
+        if fault is None and step is not None and self.recorder.lines.differ_from(other.lines):
+            fault = "", "counts by a size unseen"
         if fault is None:
             before.put_back()
             fault = _replayed(self.recorder, other, call)

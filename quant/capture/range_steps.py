@@ -13,7 +13,7 @@ import functools
 import itertools
 import math
 import types
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from typing import Any
 
 from torch import nn
@@ -38,6 +38,9 @@ from quant.capture.instructions import (
     locals_read,
 )  # fmt: skip
 
+MOVES = {"SWAP", "ROT_TWO", "ROT_THREE"}
+"""The instructions that put the values of `a, b = ...` in the order in which they are stored."""
+
 LOGARITHMS, ROUNDS = {"log", "log10"}, {"floor", "ceil", "trunc", "round", "int"}
 """Names of functions of Python and numpy whose composition is the same for sizes of a factor to each other."""
 
@@ -61,6 +64,27 @@ def largest_step(module: nn.Module, forward: Callable[..., Any]) -> float:
             steps += [UNKNOWN if stride is None else _value(stride, module, 1) for stride in strides]
             steps += [_value(start, module, 1) for code, argument in codes for start in _starts(code, argument)]
     return max(steps, default=0)
+
+
+def largest_step_elsewhere(ran: Collection[types.CodeType], modules: Collection[nn.Module]) -> float:
+    """The largest step by which functions that ran may count to a size, other than the forwards and helpers of modules.
+
+    Each is an int or unknown: of a function of another file it is not known what its `self` is.
+    """
+    steps = {code: step for code in ran if (step := _unresolved(code)) > 1}
+    if not steps:
+        return 0
+    for module in modules:
+        for function in own_functions(module, module.forward):
+            for code, _ in _codes(function.__code__):
+                steps.pop(code, None)
+    return max(steps.values(), default=0)
+
+
+def _unresolved(code: types.CodeType) -> float:
+    """The largest step of calls and slices of `range` in code."""
+    steps = [*_counted(code), *_starts(code, Iterable.LOCAL)]
+    return max((abs(step) if isinstance(step, int) else UNKNOWN for step in steps), default=0)
 
 
 def _value(step: Step, module: nn.Module, computed: float) -> float:
@@ -161,6 +185,8 @@ def _arguments(instructions: list[dis.Instruction], depths: list[int], count: in
 
 def _as_step(instructions: list[dis.Instruction]) -> Step:
     loads = [one for one in instructions if one.opname not in ("PRECALL", "CACHE", "NOP", "KW_NAMES")]
+    if not loads:
+        return None
     if len(loads) == 1 and loads[0].opname in CONSTANTS:
         return loads[0].argval if isinstance(loads[0].argval, int) else None
     first, *others = loads
@@ -177,7 +203,7 @@ def _starts(code: types.CodeType, argument: Iterable) -> tuple[Step, ...]:
     """
     instructions = instructions_of(code)
     counts = Counts(instructions, argument)
-    stored = {one.argval: expression(instructions[:place]) for place, one in enumerate(instructions) if is_store(one)}
+    stored = _stored(instructions)
     starts: list[Step] = []
     for place, one in enumerate(instructions):
         if loads_counter(instructions, place):
@@ -187,14 +213,56 @@ def _starts(code: types.CodeType, argument: Iterable) -> tuple[Step, ...]:
         is_constant = one.opname == "LOAD_CONST" and isinstance(one.argval, slice)  # of Python 3.14
         if not is_constant and one.opname not in ("BUILD_SLICE", "BINARY_SLICE"):
             continue
-        whole = expression(instructions[:place])
-        if has_counter(whole) or locals_read(whole) & counts.of.keys():
-            many = 3 if one.opname == "BUILD_SLICE" and one.arg == 3 else 2
-            loaded = [bound.argval for bound in whole[-many:][:2] if bound.opname in CONSTANTS]
-            loaded += [counts.constants.get(name) for name in locals_read(whole[-many:][:2])]
-            given = [one.argval.start, one.argval.stop] if is_constant else loaded
-            starts += [bound for bound in given if isinstance(bound, int)]
+        many = 0 if is_constant else 3 if one.opname == "BUILD_SLICE" and one.arg == 3 else 2
+        sliced, *bounds = _operands(expression(instructions[:place]), many + 1)
+        if not has_counter(sliced) and not locals_read(sliced) & counts.of.keys():
+            continue
+        if is_constant:
+            starts += [bound for bound in (one.argval.start, one.argval.stop) if isinstance(bound, int)]
+        starts += [_cut(bound, stored, counts) for bound in bounds[:2]]
     return tuple(start for start in starts if start is not None)
+
+
+def _stored(instructions: list[dis.Instruction]) -> dict[str, list[dis.Instruction]]:
+    """What computes each local, the last time that it is stored: of `a, b = ...` each its part."""
+    stored: dict[str, list[dis.Instruction]] = {}
+    for place, one in enumerate(instructions):
+        if is_store(one) and not (place and is_store(instructions[place - 1])):
+            names = [store.argval for store in itertools.takewhile(is_store, instructions[place:])]
+            whole = expression(instructions[:place])
+            moves: list[dis.Instruction] = []
+            while whole and whole[-1].opname in MOVES:
+                moves.insert(0, whole.pop())
+            operands = _operands(whole, len(names))
+            for move in moves if len(operands) > 1 else ():
+                if move.opname == "ROT_THREE":
+                    operands.insert(-2, operands.pop())
+                else:
+                    other = -(move.arg or 0) if move.opname == "SWAP" else -2
+                    other = max(other, -len(operands))
+                    operands[-1], operands[other] = operands[other], operands[-1]
+            stored.update(zip(names, reversed(operands), strict=True))
+    return stored
+
+
+def _operands(whole: list[dis.Instruction], count: int) -> list[list[dis.Instruction]]:
+    """The instructions of each of the last values that an expression leaves on the stack."""
+    if not whole or whole[-1].opname == "UNPACK_SEQUENCE":
+        return [whole for _ in range(count)]
+    depths = list(itertools.accumulate(dis.stack_effect(one.opcode, one.arg) for one in whole))
+    return _arguments(whole, [depth - depths[-1] + count for depth in depths], count)
+
+
+def _cut(bound: list[dis.Instruction], stored: dict[str, list[dis.Instruction]], counts: Counts) -> Step:
+    """The bound of a slice; one beyond all recordings where it is computed of no size, and None where sizes are."""
+    while len(bound) == 1 and is_load(bound[0]) and bound[0].argval in stored:
+        local = bound[0].argval
+        if local in counts.constants:
+            return counts.constants[local]
+        bound, stored = stored[local], {name: whole for name, whole in stored.items() if name != local}
+    step = _as_step([one for one in bound if one.opname != "UNARY_NEGATIVE"])
+    computed = step is None and len(bound) > 1 and not reads_locals(bound)
+    return FARTHEST + 1 if computed else step
 
 
 def _start(bound: list[dis.Instruction], stored: dict[str, list[dis.Instruction]], counts: Counts) -> Step:

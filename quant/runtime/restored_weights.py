@@ -2,7 +2,7 @@
 
 The weight of a functional layer (`F.linear(x, self.weight)`) belongs to no module that could be replaced. When the
 user's forward first runs, such a parameter gets the real values of its integers; where the layer's weight is computed
-from it by another order of dimensions or a factor, that is taken back.
+from it by another order of dimensions, a factor or a sum, that is taken back.
 """
 
 from __future__ import annotations
@@ -15,24 +15,25 @@ from torch import Tensor, nn
 
 from quant.runtime.names import attribute
 
-PERMUTE, RESHAPE, DIVIDE = "permute", "reshape", "divide"
+PERMUTE, RESHAPE, DIVIDE, SUBTRACT = "permute", "reshape", "divide", "subtract"
 
 
-def _divided(value: Tensor, by: float | tuple[float, ...]) -> Tensor:
+def _by_rows(by: float | tuple[float, ...], value: Tensor) -> Tensor | float:
     if not isinstance(by, tuple):
-        return value / by
-    factors = torch.tensor(by, dtype=value.dtype, device=value.device)
-    return value / factors.reshape(-1, *[1] * (value.dim() - 1))
+        return by
+    return torch.tensor(by, dtype=value.dtype, device=value.device).reshape(-1, *[1] * (value.dim() - 1))
 
 
 _FUNCTIONS: dict[str, Callable[[Tensor, Any], Tensor]] = {
     PERMUTE: Tensor.permute,
     RESHAPE: Tensor.reshape,
-    DIVIDE: _divided,
+    DIVIDE: lambda value, by: value / _by_rows(by, value),
+    SUBTRACT: lambda value, by: value - _by_rows(by, value),
 }
 
 Undo = tuple[tuple[str, tuple[int, ...] | tuple[float, ...] | float], ...]
-"""What is done in order: PERMUTE or RESHAPE with a tuple, or DIVIDE with a number, or with one for each row."""
+"""What is done in order: PERMUTE or RESHAPE with a tuple, or DIVIDE or SUBTRACT with a number, or with one for each
+row."""
 
 
 class RestoredTensor(NamedTuple):
@@ -63,7 +64,7 @@ def read_restored(
     """
     read: list[tuple[str, tuple[int, ...] | tuple[float, ...] | float]] = []
     for name, by in undo or ():
-        number = float if name == DIVIDE else int
+        number = float if name in (DIVIDE, SUBTRACT) else int
         value = tuple(by) if type(by) is list and all(type(one) is number for one in by) else by
         if name not in _FUNCTIONS or type(value) not in (tuple, float):
             raise ValueError(f"{name} by {by!r} restores no parameter")
@@ -91,14 +92,14 @@ class WeightsToRestore:
         sliced = {one.path for one in self.tensors if one.sliced}
         for path, rows in values_of.items():
             owner, _, name = path.rpartition(".")
-            if _is_gone(root, path):
+            if is_gone(root, path):
                 root.get_submodule(owner).__dict__[name] = torch.cat(rows) if path in sliced else rows[0]
         self._done = True
 
     def lost(self, root: nn.Module) -> list[str]:
         """The names of the parameters that cannot be restored, and are not there."""
         paths = dict.fromkeys(one.path for one in self.tensors if one.undo is None)
-        return [path for path in paths if _is_gone(root, path)]
+        return [path for path in paths if is_gone(root, path)]
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_done": False}
@@ -110,7 +111,8 @@ def _undone(value: Tensor, undo: Undo) -> Tensor:
     return value.contiguous()  # a forward may ask for a view of it
 
 
-def _is_gone(root: nn.Module, path: str) -> bool:
+def is_gone(root: nn.Module, path: str) -> bool:
+    """Whether a conversion has taken a parameter away (`static/removed_tensors.py`)."""
     try:
         value = attribute(root, path)
     except AttributeError:

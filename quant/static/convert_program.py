@@ -65,7 +65,7 @@ def convert_program(
     note_floats(fused, shown, key.path)
     steps = fused.steps
     assembled = assemble(fused, steps, expected_call(fused.graph, fused.slot_of), fused.graph.output, context, sites)
-    remove_folded(fused, root, layers, sites)
+    remove_folded(fused, root, layers, sites, built.called)
     if not further:
         del root._modules[RESERVED]
         del root.__dict__["forward"]
@@ -84,7 +84,7 @@ def convert_program(
     numbers = {value: (context.scale(value), context.zero_point(value)) for value in fused.slot_of}
     program_runner = ProgramRunner(root, assembled.program, numbers, backend)
     keep_graph(program_runner, fused.graph)
-    program_runner.own_forward, program_runner.weights = runner.own_forward, weights_to_restore(fused, root)
+    program_runner.own_forward, program_runner.weights = runner.own_forward, weights_to_restore(fused, root, model)
     program_runner.eval()
     for one, layer in layers.items():
         if one.functional:

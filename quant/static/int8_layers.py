@@ -46,6 +46,7 @@ class Built:
         layers: int8 ones by what they were built of.
         smallest: the smallest scale among a weighted module's inputs, by its id, over all units.
         folded: the gain and shift folded into a step, by the step's identity.
+        called: the modules that some unit calls, other than as what is folded into a weight.
     """
 
     def __init__(self, programs: dict[ProgramKey, GraphRunner], ranges: dict[ProgramKey, dict[str, QParams]]) -> None:
@@ -53,7 +54,14 @@ class Built:
         self.layers: dict[int, nn.Module] = {}
         self.smallest: dict[int, torch.Tensor] = {}
         self.folded: dict[int, Any] = {}
+        self.called: set[nn.Module] = set()
         for program, runner in programs.items():
+            norms = {one.operator.batch_norm for one in runner.fused.steps if isinstance(one.operator, Weighted)}
+            self.called |= {
+                attribute(runner.root, node.target)
+                for node in runner.graph.nodes
+                if node.kind is Kind.MODULE and node.index not in norms
+            }
             for step in runner.fused.steps:
                 if step.integer:
                     self.folded[id(step)] = [_called(runner, index) for index in step.nodes[1:]]

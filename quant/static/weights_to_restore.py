@@ -11,28 +11,41 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
+from quant.capture.attribute_reads import reads_of
 from quant.folding import Transposed, parameter, paths_behind
 from quant.fusion.fused_graph import FusedGraph
 from quant.graph import Graph, Kind, Node
 from quant.ops.operator import Weighted
 from quant.ops.step import Step
 from quant.runtime.names import attribute, child_name, full_name, submodule
-from quant.runtime.restored_weights import DIVIDE, PERMUTE, RESHAPE, RestoredTensor, Undo, WeightsToRestore
+from quant.runtime.restored_weights import (
+    DIVIDE,
+    PERMUTE,
+    RESHAPE,
+    SUBTRACT,
+    RestoredTensor,
+    Undo,
+    WeightsToRestore,
+    is_gone,
+)
 from quant.runtime.trees import Attr, Ref, leaves
 
 SAME = 0.01
 """What is computed from a weight, by a factor or once more, may differ by this much of it: a normalised one does."""
 
+SMALL = 1e-4
+"""And by this much of the largest value of its row, where a mean was taken off."""
+
 MOST_DIMS = 6
 """Of a weight whose dimensions are tried in all orders."""
 
 
-def weights_to_restore(fused: FusedGraph, root: nn.Module) -> WeightsToRestore:
-    """Those of the functional layers of a captured module."""
+def weights_to_restore(fused: FusedGraph, root: nn.Module, model: nn.Module) -> WeightsToRestore:
+    """Those of the functional layers of a captured module `root` of a model."""
     held: dict[str, list[tuple[RestoredTensor, slice]]] = {}
     for step in fused.steps:
         if isinstance(step.operator, Weighted) and fused.graph.nodes[step.nodes[0]].kind is not Kind.MODULE:
-            for tensor, rows in _tensors(step, step.operator, fused, root):
+            for tensor, rows in _tensors(step, step.operator, fused, root, model):
                 held.setdefault(tensor.path, []).append((tensor, rows))
     return WeightsToRestore(one for path, parts in held.items() for one in _whole(parts, attribute(root, path)))
 
@@ -52,14 +65,35 @@ def _whole(parts: list[tuple[RestoredTensor, slice]], like: Tensor) -> list[Rest
                 slices.setdefault((first, last), one)
     for first, last in sorted(slices):
         row = last if first == row else -1
-    if row == len(like):
+    if slices and row == len(like):
         return [slices[rows] for rows in sorted(slices)]
     return [parts[0][0]._replace(sliced=False, undo=None)]
 
 
-def _tensors(step: Step, layer: Weighted, fused: FusedGraph, root: nn.Module) -> Iterator[tuple[RestoredTensor, slice]]:
+def few_numbers(step: Step, layer: Weighted, fused: FusedGraph, root: nn.Module) -> set[str]:
+    """The parameters with at most one number for each row of a weight that is computed of them and others.
+
+    They stay, as those do that are folded in: the user's forward may have to run.
+    """
+    node, few = fused.graph.nodes[step.nodes[0]], set[str]()
+    for name, value in (("weight", layer.weight), ("bias", layer.bias)):
+        if any(is_gone(root, path) for path in paths_behind(fused.graph, value)):
+            continue  # another captured module had the same weight, and nothing of it was few
+        source, _ = _before_moves(value, fused.graph, root)
+        behind = paths_behind(fused.graph, source)
+        if isinstance(source, Ref) and not _is_parametrized(node.owner, name, behind, root):
+            made = parameter(source, fused.graph, root)
+            assert made is not None
+            few |= {path for path in behind if attribute(root, path).numel() <= max(made.shape[:1], default=1)}
+    return few
+
+
+def _tensors(
+    step: Step, layer: Weighted, fused: FusedGraph, root: nn.Module, model: nn.Module
+) -> Iterator[tuple[RestoredTensor, slice]]:
     """What a layer holds of parameters, and of slices which rows."""
     key, graph, every = child_name(step.name), fused.graph, slice(None)
+    few = few_numbers(step, layer, fused, root)
     for is_weight, value in ((True, layer.weight), (False, layer.bias)):
         source, undo = _before_moves(value, graph, root)
         if isinstance(source, Attr):
@@ -70,15 +104,24 @@ def _tensors(step: Step, layer: Weighted, fused: FusedGraph, root: nn.Module) ->
                 yield RestoredTensor(node.args[0].path, True, key, is_weight, undo), node.args[1]
                 continue
             owner, name = graph.nodes[step.nodes[0]].owner, "weight" if is_weight else "bias"
-            behind = paths_behind(graph, source)
-            factors = _row_factors(source, behind, graph, root)
-            if factors:
-                [path] = behind
-                yield RestoredTensor(path, False, key, is_weight, (*undo, (DIVIDE, factors))), every
-            elif _is_parametrized(owner, name, behind, root) or _is_computed_alike(source, owner, name, graph, root):
-                yield RestoredTensor(full_name(owner, name), False, key, is_weight, undo), every
-            else:
-                yield from ((RestoredTensor(path, False, key, is_weight, None), every) for path in sorted(behind))
+            own, behind = full_name(owner, name), paths_behind(graph, source)
+            if _is_parametrized(owner, name, behind, root):
+                yield RestoredTensor(own, False, key, is_weight, undo), every
+                continue
+            path, by_rows = _by_rows(source, behind, graph, root)
+            if path:
+                yield RestoredTensor(path, False, key, is_weight, (*undo, *by_rows)), every
+            elif _is_computed_alike(source, own, graph, root) and not read_elsewhere(model, root, own):
+                path = own
+                yield RestoredTensor(own, False, key, is_weight, undo), every
+            lost = sorted(behind - few - {path})
+            yield from ((RestoredTensor(one, False, key, is_weight, None), every) for one in lost)
+
+
+def read_elsewhere(model: nn.Module, root: nn.Module, path: str) -> bool:
+    """Whether the code of some forward may read a parameter otherwise than for the one layer that is made of it."""
+    owner, _, name = path.rpartition(".")
+    return reads_of(model, submodule(root, owner), name) > 1
 
 
 def _before_moves(value: Any, graph: Graph, root: nn.Module) -> tuple[Any, Undo]:
@@ -139,21 +182,30 @@ def _numbered(like: Tensor | None) -> Tensor:
     return numbers.reshape(like.shape)
 
 
-def _row_factors(value: Ref, behind: set[str], graph: Graph, root: nn.Module) -> tuple[float, ...]:
-    """What each row of a parameter is multiplied by in a value that is computed from it alone: of a normalised one.
+def _by_rows(value: Ref, behind: set[str], graph: Graph, root: nn.Module) -> tuple[str, Undo]:
+    """The parameter whose rows a value has, each times a number and plus another, and what takes these back.
 
-    () where the value is anything else.
+    So is what a weight becomes that is normalised, standardised, or multiplied by a gain. ('', ()) of other values.
     """
-    if len(behind) != 1:
-        return ()
-    [before], after = [attribute(root, path) for path in behind], parameter(value, graph, root)
-    if not isinstance(after, Tensor) or after.shape != before.shape or after.dim() < 2 or not after.is_floating_point():
-        return ()
+    after = parameter(value, graph, root)
+    same = [path for path in sorted(behind) if after is not None and attribute(root, path).shape == after.shape]
+    if len(same) != 1 or after is None or after.dim() < 2 or not after.is_floating_point():
+        return "", ()
+    before: Tensor = attribute(root, same[0])
+    if not before.is_floating_point():
+        return "", ()
     rows, results = before.detach().flatten(1).double(), after.detach().flatten(1).double()
-    squares = rows.square().sum(1)
-    factors = torch.where(squares > 0, (results * rows).sum(1) / squares, 1.0)
-    is_row_by_row = torch.allclose(results, rows * factors[:, None], rtol=SAME, atol=0.0)
-    return tuple(factors.tolist()) if is_row_by_row and bool((factors != 0).all()) else ()
+    for shifted in (False, True):
+        centre, offset = (one.mean(1, keepdim=True) if shifted else 0.0 for one in (rows, results))
+        squares = (rows - centre).square().sum(1)
+        factors = torch.where(squares > 0, ((results - offset) * (rows - centre)).sum(1) / squares, 1.0)
+        shift = offset - centre * factors[:, None]
+        room = SMALL * results.abs().amax(1, keepdim=True) if shifted else torch.zeros(len(rows), 1)
+        wrong = (results - rows * factors[:, None] - shift).abs() > SAME * results.abs() + room
+        if not wrong.any() and bool((factors != 0).all()) and bool(factors.isfinite().all()):
+            undo = (DIVIDE, tuple(factors.tolist()))
+            return same[0], (undo,) if not shifted else ((SUBTRACT, tuple(torch.as_tensor(shift)[:, 0].tolist())), undo)
+    return "", ()
 
 
 def _is_parametrized(owner: str, name: str, behind: set[str], root: nn.Module) -> bool:
@@ -166,9 +218,8 @@ def _is_parametrized(owner: str, name: str, behind: set[str], root: nn.Module) -
     return all(id(attribute(root, path)) in parts for path in behind)
 
 
-def _is_computed_alike(value: Ref, owner: str, name: str, graph: Graph, root: nn.Module) -> bool:
-    """Whether what is computed from a module's parameter, as a normalised one, stays the same if that is given it."""
-    path = full_name(owner, name)
+def _is_computed_alike(value: Ref, path: str, graph: Graph, root: nn.Module) -> bool:
+    """Whether what is computed from a parameter, as a clamped one, stays the same if that is given it."""
     if path not in paths_behind(graph, value):
         return False
     once = parameter(value, graph, root)

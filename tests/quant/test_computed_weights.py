@@ -119,13 +119,17 @@ RESTORED: dict[str, tuple[int, Compute, Compute]] = {
     "one slice twice": (4, lambda x, w, b: F.linear(x, w[:2]) + F.linear(-x, w[:2]) + F.linear(x, w[2:]), twice),
     "a slice and the whole": (4, lambda x, w, b: F.linear(x, w[:2]).sum(1, keepdim=True) + F.linear(x, w), twice),
 }
+RESTORED |= {
+    "standardised": (4, lambda x, w, b: F.linear(x, (w - w.mean(1, True)) / w.std(1, keepdim=True)), twice),
+    "with a gain for each row": (8, lambda x, w, b: F.linear(x, w * b[:, None]), twice),
+    "one bias": (1, lambda x, w, b: F.linear(x, w, b.exp()), lambda x, w, b: F.linear(x, w, b.exp()) * 2),
+}
 PARTS: dict[str, tuple[int, Compute, Compute]] = {
     "a slice": (4, lambda x, w, b: F.linear(x, w[:2]), lambda x, w, b: x.sum() * w.sum(0)),
     "a scaled slice": (4, lambda x, w, b: F.linear(x, w[1:3] * 2), lambda x, w, b: F.linear(x, w[1:3] * 2)),
     "every second row": (4, lambda x, w, b: F.linear(x, w[::2]), lambda x, w, b: F.linear(x, w[1::2])),
     "rows that overlap": (4, lambda x, w, b: F.linear(x, w[:3])[:, :1] + F.linear(x, w[1:])[:, :1], twice),
     "columns": (4, lambda x, w, b: F.linear(x[:, :4], w[:, :4]), lambda x, w, b: x[:, :4] * w.sum()),
-    "one bias": (1, lambda x, w, b: F.linear(x, w, b.exp()), lambda x, w, b: F.linear(x, w, b.exp()) * 2),
 }
 
 
@@ -156,7 +160,7 @@ def test_a_part_of_a_parameter_stands_for_no_whole(out: int, compute: Compute, o
     "undo", [[["eval", [1, 0]]], [["permute", "10"]], [["divide", None]], [["divide", [1, "2"]]], 3, True]
 )
 def test_what_a_file_may_say_of_restoring(undo: Any) -> None:
-    undos = [["permute", [1, 0]], ["divide", 0.5], ["divide", [0.5, 2.0]]]
+    undos = [["permute", [1, 0]], ["divide", 0.5], ["divide", [0.5, 2.0]], ["subtract", [0.5, 2.0]]]
     assert read_restored("weight", False, "linear", True, undos).undo
     with pytest.raises((ValueError, TypeError)):
         read_restored("weight", False, "linear", True, undo)

@@ -104,14 +104,21 @@ class StaticLayer(nn.Module):
 
     @property
     def weight(self) -> Tensor:
-        """The real values of the int8 weight, for code that reads a layer's weight."""
-        return self.unfolded()[0] if is_falling_back() else self.product.real_weight(self.q_weight, self.weight_scale)
+        """The real values of the int8 weight without the norm that is folded in, for code that reads a weight."""
+        return self.unfolded()[0]
+
+    def __getattr__(self, name: str) -> Any:
+        """A buffer; the bias without the folded norm, as `weight` is. The buffer itself has the norm in it."""
+        if name == "bias" and name in self.__dict__.get("_buffers", ()):
+            return self.unfolded()[1]
+        return super().__getattr__(name)
 
     def unfolded(self) -> tuple[Tensor, Tensor | None]:
         """Weight and bias in float, without the norm that is folded into them."""
+        folded = self._buffers["bias"]
         if self.fold_gain is None or self.fold_shift is None:
-            return self.product.real_weight(self.q_weight, self.weight_scale), self.bias
-        bias = None if self.bias is None else (self.bias - self.fold_shift) / self.fold_gain
+            return self.product.real_weight(self.q_weight, self.weight_scale), folded
+        bias = None if folded is None else (folded - self.fold_shift) / self.fold_gain
         return self.product.real_weight(self.q_weight, self.weight_scale / self.fold_gain), bias
 
     def unknown_fold(self) -> dict[str, Tensor]:
@@ -284,8 +291,8 @@ class _Derived:
         if input_range is not None:
             scale, self.input_zero_point = input_range
             self.input_scale, self.output_scale = float(scale), 0.0
-        product = scale * layer.weight_scale
-        self.q_bias = None if layer.bias is None else quantized_bias(layer.bias, product)
+        product, bias = scale * layer.weight_scale, layer._buffers["bias"]
+        self.q_bias = None if bias is None else quantized_bias(bias, product)
         self.limits: tuple[int, int] | None = None
         self.multiplier = product
         fine = layer.activation_bits == 16  # the sum of both products is rounded, and not each

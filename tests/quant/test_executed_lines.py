@@ -1,0 +1,93 @@
+"""What counts the lines of functions, and the places of code that read an attribute."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from quant.capture.attribute_reads import reads_of
+from quant.capture.executed_lines import ExecutedLines
+
+
+def counts(n: int) -> int:
+    place = 0
+    for _ in range(n):
+        place += 3
+    return place
+
+
+COUNTING: dict[str, Callable[[int], Any]] = {
+    "a loop": counts,
+    "a comprehension": lambda n: [k for k in range(n) if k > 40],
+    "a generator": lambda n: any(k > 40 for k in range(n)),
+    "a filter": lambda n: list(filter(lambda k: k > 40, range(n))),
+    "a helper": lambda n: counts(n) > 120,
+}
+
+
+def lines_of(call: Callable[[], Any], *, is_counting: bool = True) -> ExecutedLines:
+    lines = ExecutedLines(lambda: is_counting)
+    with lines.counting():
+        call()
+    return lines
+
+
+@pytest.mark.parametrize("count", COUNTING.values(), ids=COUNTING)
+def test_other_turns_are_other_lines(count: Callable[[int], Any]) -> None:
+    eight = lines_of(lambda: count(8))
+    assert eight.differ_from(lines_of(lambda: count(9)))
+    assert not eight.differ_from(lines_of(lambda: count(8)))
+
+
+def test_what_ran_once_alone_may_be_cached() -> None:
+    assert not lines_of(lambda: counts(8)).differ_from(lines_of(lambda: None))
+    assert not lines_of(lambda: counts(8)).differ_from(lines_of(lambda: counts(9), is_counting=False))
+
+
+def test_a_trace_function_is_put_back() -> None:
+    def mine(frame: object, event: str, argument: object) -> None:
+        return None
+
+    before = sys.gettrace()
+    sys.settrace(mine)
+    try:
+        with pytest.raises(ZeroDivisionError):
+            lines_of(lambda: 1 / 0)
+        assert sys.gettrace() is mine
+    finally:
+        sys.settrace(before)
+
+
+class Owner(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.once, self.twice, self.local = (nn.Parameter(torch.ones(2, 2)) for _ in range(3))
+        self.outside, self.named = nn.Parameter(torch.ones(2, 2)), nn.Parameter(torch.ones(2, 2))
+
+    def forward(self, x: Tensor) -> Tensor:
+        local, other = self.local, self.twice
+        return x @ self.once + local + local.t() + other + self.twice + self.outside + self.named
+
+
+class Around(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.owner = Owner()
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.owner(x) + self.owner.outside + getattr(self.owner, "named")  # noqa: B009
+        return y
+
+
+@pytest.mark.parametrize(
+    ("name", "is_read_elsewhere"),
+    [("once", False), ("twice", True), ("local", True), ("outside", True), ("named", True)],
+)
+def test_the_places_that_read_an_attribute(name: str, is_read_elsewhere: bool) -> None:
+    model = Around()
+    assert (reads_of(model, model.owner, name) > 1) == is_read_elsewhere
