@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import contextlib
 import sys
+import threading
 import types
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 from quant.capture.forward_code import FOREIGN
@@ -20,29 +21,33 @@ NOT_COUNTED = {*FOREIGN, __name__.partition(".")[0]}
 
 
 class ExecutedLines:
-    """The lines of a user's functions that run in this thread, while a condition holds.
+    """The lines of a user's functions that run in one thread.
 
     A trace function of Python's counts them (`sys.settrace`), which belongs to one thread; that of a debugger is put
-    back afterwards.
-
-    Args:
-        is_counting: the condition.
+    back for the time in between, and afterwards. As Python asks it at every call of any function, it is off while
+    others compute.
     """
 
-    def __init__(self, is_counting: Callable[[], bool]) -> None:
-        self._is_counting = is_counting
+    def __init__(self) -> None:
         self._runs: dict[types.CodeType, int] = {}
         self._is_users: dict[types.CodeType, bool] = {}
+        self._thread: int | None = None
+        self._before: Any = None
 
     @contextlib.contextmanager
     def counting(self) -> Iterator[None]:
-        """Count the lines of the functions that are called in this context."""
-        before = sys.gettrace()
-        sys.settrace(self._called)
+        """Count the lines of the functions that are called in this context, while it is switched on."""
+        self._before, self._thread = sys.gettrace(), threading.get_ident()
         try:
             yield
         finally:
-            sys.settrace(before)
+            self.switch(False)
+            self._thread = None
+
+    def switch(self, on: bool) -> None:
+        """Whether lines count from now on; without effect outside of `counting`, and in other threads."""
+        if self._thread == threading.get_ident():
+            sys.settrace(self._called if on else self._before)
 
     @property
     def codes(self) -> frozenset[types.CodeType]:
@@ -58,9 +63,9 @@ class ExecutedLines:
         if known is None:  # a capture makes a hundred thousand calls, of few functions
             package = str(frame.f_globals.get("__name__")).partition(".")[0]
             known = self._is_users[frame.f_code] = package not in NOT_COUNTED
-        return self._line(frame, "line", None) if known and self._is_counting() else None
+        return self._line(frame, "line", None) if known else None
 
     def _line(self, frame: types.FrameType, event: str, argument: Any) -> Any:
-        if event == "line" and self._is_counting():
+        if event == "line":
             self._runs[frame.f_code] = self._runs.get(frame.f_code, 0) + 1
         return self._line

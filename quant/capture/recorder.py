@@ -15,7 +15,6 @@ from torch.overrides import TorchFunctionMode
 
 from quant.capture.attention import forward_of
 from quant.capture.call_results import CallResults
-from quant.capture.executed_lines import ExecutedLines
 from quant.capture.forward_code import named_in
 from quant.capture.function_calls import FunctionCalls
 from quant.capture.module_calls import ModuleCalls, modes_of
@@ -44,7 +43,6 @@ class Recorder(Tape, TorchFunctionMode):
         expected: the arguments, nested, with a Ref in the place of each tensor and number.
         output: nested, with Ref; set by `run`.
         result: what the module returned.
-        lines: of the user's functions, outside of islands.
     """
 
     def __init__(
@@ -67,7 +65,6 @@ class Recorder(Tape, TorchFunctionMode):
         self.expected: dict[str, Any] = {}
         self.output: Any = None
         self.result: Any = None
-        self.lines = ExecutedLines(lambda: self.is_recording)
         results = CallResults(self)
         self._writes = Writes(self, results)
         self._functions = FunctionCalls(self, results, self._writes, training=training, until=Recorder.run.__code__)

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from quant.capture.called import IslandCalls
+from quant.capture.executed_lines import ExecutedLines
 from quant.capture.forward_code import writes_texts
 from quant.capture.given_objects import GivenObjects
 from quant.capture.numbers import NUMBERS, plain, recorded
@@ -57,6 +58,7 @@ class Tape:
         spans: calls of submodules that were seen through.
         called: dotted names of the modules that were called.
         opaque: islands that were called, in order.
+        lines: of the user's functions, outside of islands.
         inside: modules that islands called.
         foreign: tensors of unknown origin that were read: the number of nodes at that time, the reader, the tensor.
         outside: places outside of the model that forwards reach; set by the caller where they are to be restored.
@@ -113,6 +115,7 @@ class Tape:
         self.overwritten: set[int] = set()
         self.owners: list[str] = [""]
         self.is_recording = False
+        self.lines = ExecutedLines()
         self.is_threaded = self.holds_flags = False
         self.largest_step = 0.0
         self.typed = self.ranked = self.contiguous = False
@@ -132,10 +135,12 @@ class Tape:
     def switched(self, on: bool) -> Iterator[None]:
         """Turn recording on or off, as within layers and islands and for our own calls."""
         before, self.is_recording = self.is_recording, on
+        self.lines.switch(on)
         try:
             yield
         finally:
             self.is_recording = before
+            self.lines.switch(before)
 
     def problem(self, name: str, reason: str) -> None:
         """Note that the module `name` (within the root) has to become an island."""

@@ -31,8 +31,9 @@ COUNTING: dict[str, Callable[[int], Any]] = {
 
 
 def lines_of(call: Callable[[], Any], *, is_counting: bool = True) -> ExecutedLines:
-    lines = ExecutedLines(lambda: is_counting)
+    lines = ExecutedLines()
     with lines.counting():
+        lines.switch(is_counting)
         call()
     return lines
 
@@ -47,6 +48,23 @@ def test_other_turns_are_other_lines(count: Callable[[int], Any]) -> None:
 def test_what_ran_once_alone_may_be_cached() -> None:
     assert not lines_of(lambda: counts(8)).differ_from(lines_of(lambda: None))
     assert not lines_of(lambda: counts(8)).differ_from(lines_of(lambda: counts(9), is_counting=False))
+
+
+def test_lines_count_again_after_a_pause() -> None:
+    def paused_at(n: int, other: int) -> ExecutedLines:
+        lines = ExecutedLines()
+        with lines.counting():
+            lines.switch(True)
+            counts(n)
+            lines.switch(False)
+            counts(other)
+            lines.switch(True)
+            counts(3)
+        return lines
+
+    assert not paused_at(8, 30).differ_from(paused_at(8, 40))
+    assert paused_at(8, 30).differ_from(paused_at(9, 30))
+    assert paused_at(8, 30).differ_from(lines_of(lambda: counts(8)))
 
 
 def test_a_trace_function_is_put_back() -> None:
