@@ -32,7 +32,7 @@ MOST_MINUTES = 15.0
 """Of a whole run."""
 
 WIDTH, HEADS, LAYERS, INNER = 768, 12, 14, 2048
-SAMPLES = 128
+SAMPLES = 64
 MIB = 1 << 20
 
 
