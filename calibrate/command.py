@@ -145,7 +145,7 @@ def calibrate(options: argparse.Namespace, verbs: Verbs) -> int:
             print(report.table(rows))
             for line in report.warnings_of(rows):
                 print(f"warning: {line}", file=sys.stderr)
-            print(f"{done.samples} samples in {done.batches} batches, {done.seconds:.1f} s")
+            print(f"{_counted(done.samples, 'sample')} in {_counted(done.batches, 'batch')}, {done.seconds:.1f} s")
         if options.save_ranges is not None:
             ranges_file.save_ranges(prepared, options.save_ranges)
             if not options.json:
@@ -275,3 +275,8 @@ def _size(text: str) -> int | tuple[int, int]:
     if len(sizes) > 2 or min(sizes) < 1:
         raise argparse.ArgumentTypeError(f"{text!r} is not a size such as 224 or 192x256")
     return sizes[0] if len(sizes) == 1 else (sizes[0], sizes[1])
+
+
+def _counted(number: int, what: str) -> str:
+    """A number of things, in words."""
+    return f"{number} {what}" if number == 1 else f"{number} {what}{'es' if what.endswith('ch') else 's'}"

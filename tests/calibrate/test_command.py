@@ -102,7 +102,7 @@ def test_without_out_nothing_is_converted(rows: Path, capsys: pytest.CaptureFixt
     calibrate(options("--data", str(rows), "--limit", "5", "--quiet"), recorder.verbs)
     assert [call[0] for call in recorder.calls] == ["load", "prepare"]
     printed, said = capsys.readouterr()
-    assert "5 samples in 1 batches" in printed
+    assert "5 samples in 1 batch," in printed
     assert "Histogram" in printed
     assert said == ""
 
@@ -275,7 +275,7 @@ def test_processes_of_torchrun_share_the_data(limit: str, rows: Path, tmp_path: 
     seen = ROWS[: int(limit)]
     scale = (max(seen.max(), 0) - min(seen.min(), 0)) / 255
     assert float(out.read_text()) == pytest.approx(scale)
-    assert f"{limit} samples" in said[0][0]
+    assert f"{limit} sample" in said[0][0]
     assert said[1][0] == ""
 
 

@@ -130,7 +130,7 @@ def test_a_folder_of_images_to_an_int8_file(kind: str, folder: Folder) -> None:
         capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
-    assert "5 samples in 1 batches" in done.stdout
+    assert "5 samples in 1 batch," in done.stdout
     assert "wrote model.q8" in done.stdout
     assert "input_0  Histogram" in done.stdout
     batch = torch.stack([torch.from_numpy(pixels).permute(2, 0, 1) for pixels in folder.pictures]).float()
