@@ -293,11 +293,11 @@ class Functional(nn.Module):
 def test_functional_layers_with_computed_weights() -> None:
     converted = check(Functional(), torch.randn(4, 3, 8, 8))
     kept = [name for name, _ in converted.named_parameters()]
-    assert kept == []
+    assert kept == ["gain"]  # few numbers, which a call of the user's own forward reads
     assert len(layers_of(converted)) == 2
     report = summary(converted)
     buffers = [tensor for name in layers_of(converted) for tensor in converted.get_submodule(name).buffers()]
-    held = sum(tensor.numel() * tensor.element_size() for tensor in buffers)
+    held = sum(tensor.numel() * tensor.element_size() for tensor in (*buffers, *converted.parameters()))
     assert sum(entry.bytes_after for entry in report) == held
 
 
