@@ -169,7 +169,7 @@ bench-memory: build ## Memory at the peak of converting and of calls, over the f
 bench-bits: build ## Dynamic layers of 8 and 4 bits: time, error, bytes, share of the memory's bandwidth, on one thread and on two (4 minutes)
 	@$(in_venv) python benchmarks/bench_bits.py $(ARGS)
 
-bench-llm: build $(STAMPS)/bench ## Language models: memory of loading into 4 bits; decode and prefill against the peers (an hour; ARGS='--part load': minutes)
+bench-llm: build $(STAMPS)/bench ## Language models: memory of loading into 4 bits; GPTQ, killed and gone on; decode and prefill against the peers (hours; ARGS='--part load': minutes)
 	@$(in_venv) python benchmarks/bench_llm.py $(ARGS)
 
 bench-against: build ## Every row of `make bench`, ours here and in another checkout, in turns: ARGS='PATH --threads 1 2' (5 minutes each)

@@ -8,7 +8,6 @@ its checkpoint. Its integers, scales and zero points have to be those of the who
 
 from __future__ import annotations
 
-import hashlib
 import json
 import random
 import subprocess
@@ -24,6 +23,7 @@ import display
 import language_network
 import torch
 from bench_memory import status
+from quant.calibrate.checkpoint import digest
 from torch import Tensor, nn
 
 import quant
@@ -52,36 +52,25 @@ def rounded(checkpoint: Path) -> dict[str, Any]:
     q = quant.quantize_dynamic(network, recipe, inplace=True, batches=data, rounding="gptq", checkpoint=checkpoint)
     seconds = time.perf_counter() - began
     layers = sum(entry.quantized for entry in quant.summary(q))
-    digest = hashlib.sha256()
-    for name, value in sorted(q.state_dict().items()):
-        digest.update(name.encode())
-        if isinstance(value, Tensor):
-            digest.update(value.contiguous().reshape(-1).view(torch.uint8).numpy().data)
+    tensors = {name: value for name, value in q.state_dict().items() if isinstance(value, Tensor)}
     return {
         "parameters": parameters,
         "layers": layers,
         "seconds": seconds,
         "peak": status("VmHWM"),
         "file": checkpoint.stat().st_size,
-        "digest": digest.hexdigest(),
+        "digest": digest("", tensors),
     }
 
 
 def _run(checkpoint: Path, kill_after: float | None = None) -> dict[str, Any] | None:
-    """A run in a process of its own; None where it was killed."""
+    """A run in a process of its own; None where it was killed, as `subprocess` does it (SIGKILL)."""
     command = [sys.executable, __file__, str(checkpoint)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
-        try:
-            answer = process.communicate(timeout=kill_after)[0]
-        except subprocess.TimeoutExpired:
-            process.kill()
-            return None
-        except BaseException:
-            process.kill()
-            raise
-    if process.returncode:
-        raise SystemExit(f"the run by {checkpoint.name} ended with status {process.returncode}")
-    found: dict[str, Any] = json.loads(answer.splitlines()[-1])
+    try:
+        done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True, timeout=kill_after)
+    except subprocess.TimeoutExpired:
+        return None
+    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     return found
 
 

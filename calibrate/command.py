@@ -145,7 +145,8 @@ def calibrate(options: argparse.Namespace, verbs: Verbs) -> int:
             print(report.table(rows))
             for line in report.warnings_of(rows):
                 print(f"warning: {line}", file=sys.stderr)
-            print(f"{_counted(done.samples, 'sample')} in {_counted(done.batches, 'batch')}, {done.seconds:.1f} s")
+            samples = _counted(done.samples, "sample", "samples")
+            print(f"{samples} in {_counted(done.batches, 'batch', 'batches')}, {done.seconds:.1f} s")
         if options.save_ranges is not None:
             ranges_file.save_ranges(prepared, options.save_ranges)
             if not options.json:
@@ -277,6 +278,5 @@ def _size(text: str) -> int | tuple[int, int]:
     return sizes[0] if len(sizes) == 1 else (sizes[0], sizes[1])
 
 
-def _counted(number: int, what: str) -> str:
-    """A number of things, in words."""
-    return f"{number} {what}" if number == 1 else f"{number} {what}{'es' if what.endswith('ch') else 's'}"
+def _counted(number: int, one: str, several: str) -> str:
+    return f"{number} {one if number == 1 else several}"

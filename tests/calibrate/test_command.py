@@ -275,7 +275,7 @@ def test_processes_of_torchrun_share_the_data(limit: str, rows: Path, tmp_path: 
     seen = ROWS[: int(limit)]
     scale = (max(seen.max(), 0) - min(seen.min(), 0)) / 255
     assert float(out.read_text()) == pytest.approx(scale)
-    assert f"{limit} sample" in said[0][0]
+    assert f"{limit} sample{'' if limit == '1' else 's'} in " in said[0][0]
     assert said[1][0] == ""
 
 
