@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import gc
 import sys
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -65,6 +68,39 @@ def test_lines_count_again_after_a_pause() -> None:
     assert not paused_at(8, 30).differ_from(paused_at(8, 40))
     assert paused_at(8, 30).differ_from(paused_at(9, 30))
     assert paused_at(8, 30).differ_from(lines_of(lambda: counts(8)))
+
+
+class Freed:
+    def __init__(self, turns: int) -> None:
+        self.turns, self.itself = turns, self
+        weakref.finalize(self, counts, turns)
+
+    def __del__(self) -> None:
+        counts(self.turns)
+        with contextlib.suppress(ZeroDivisionError):
+            _ = self.turns / 0
+
+
+def test_what_runs_when_objects_are_freed_does_not_count() -> None:
+    def collected(phase: str, info: object) -> None:
+        counts(len(freed))
+
+    def counts_and_frees(n: int, objects: int) -> ExecutedLines:
+        def call() -> None:
+            freed.clear()
+            gc.collect()
+            counts(n)
+
+        freed.extend(Freed(turns) for turns in range(objects))
+        return lines_of(call)
+
+    freed: list[Freed] = []
+    gc.callbacks.append(collected)
+    try:
+        assert not counts_and_frees(8, 0).differ_from(counts_and_frees(8, 5))
+        assert counts_and_frees(8, 5).differ_from(counts_and_frees(9, 5))
+    finally:
+        gc.callbacks.remove(collected)
 
 
 def test_a_trace_function_is_put_back() -> None:
