@@ -132,6 +132,7 @@ class Span:
         path: the submodule's dotted name.
         arguments: bound to its forward's signature; nested, with Ref.
         output: nested, with Ref.
+        has_hooks: whether it was recorded with forward hooks of the user's; files do not hold it.
     """
 
     path: str
@@ -139,6 +140,7 @@ class Span:
     end: int
     arguments: dict[str, Any]
     output: Any
+    has_hooks: bool = False
 
 
 @dataclass

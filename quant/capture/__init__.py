@@ -2,8 +2,8 @@
 
 A module whose forward cannot be a graph (it branches on a tensor's values, leaves torch and comes back, ...) becomes an
 island: one opaque call in its parent's graph, and each module that it calls is captured by itself. A branch on a size,
-or on a mask of the caller's, is recorded with a guard that checks it at every run. The user's hooks do not run during
-capture.
+or on a mask of the caller's, is recorded with a guard that checks it at every run. The user's hooks are recorded
+where they are part of what the model computes, and else do not run during capture.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from quant.capture.changing_hooks import forwards_with_hooks
 from quant.capture.einsum import as_products
 from quant.capture.forward_code import looks_at_class
 from quant.capture.proved_recording import record
@@ -67,7 +68,8 @@ def capture(
     captured = Capture(islands=dict(islands or {}))
     args, kwargs = as_arguments(example_inputs)
     refuse_read_once(model, "", bind(model, args, kwargs))
-    with watching(model) as watched, torch.no_grad():
+    hooks = forwards_with_hooks(model, "", (args, kwargs), captured.islands)
+    with watching(model, with_hooks=hooks) as watched, torch.no_grad():
         _capture_unit(watched, model, "", args, kwargs, captured, training)
     captured.state, captured.unlike_in_training = watched.changed, watched.unlike_in_training
     return captured
@@ -94,7 +96,8 @@ def capture_call(
     """
     captured = Capture(islands=dict(islands), known=known)
     refuse_read_once(module, path, bind(module, *call))
-    with watching(module, called_by_user=called_by_user) as watched, torch.no_grad():
+    hooks = forwards_with_hooks(module, path, call, captured.islands)
+    with watching(module, called_by_user=called_by_user, with_hooks=hooks) as watched, torch.no_grad():
         _capture_unit(watched, module, path, *call, captured, training)
     captured.state, captured.unlike_in_training = watched.changed, watched.unlike_in_training
     return captured
@@ -146,6 +149,8 @@ def _capture_child(watched: Watched, recorder: Recorder, path: str, captured: Ca
     call = recorder.inside.calls[path]
     if watched.has_hooks_in(call.module):
         captured.islands.setdefault(path, "the model's own library has hooks in it, which run in calls alone")
+    if call.module in watched.with_hooks:
+        captured.islands.setdefault(path, "a forward hook is part of what it computes")
     if call.reason:
         captured.islands.setdefault(path, call.reason)
     parameters = (full_name(path, name) for name, _ in call.module.named_parameters())

@@ -13,6 +13,7 @@ from torch.overrides import TorchFunctionMode
 from quant.capture.attention import forward_of
 from quant.capture.call_results import CallResults
 from quant.capture.calls import says_it_writes
+from quant.capture.changing_hooks import ForwardWithHooks
 from quant.capture.island_results import IslandResults
 from quant.capture.numbers import plain_numbers
 from quant.capture.packed_calls import check_packed
@@ -117,7 +118,8 @@ class ModuleCalls:
             self.hold_modes(name, modes)
             self.charge_chance()
             places = self.tape.places(output)
-            self.tape.spans.append(Span(name, start, len(self.tape.nodes), arguments, places))
+            hooked = isinstance(forward, ForwardWithHooks)
+            self.tape.spans.append(Span(name, start, len(self.tape.nodes), arguments, places, hooked))
             end_calls(leaves(places))
         finally:
             self.tape.owners.pop()
@@ -148,6 +150,8 @@ class ModuleCalls:
 
     def _call_island(self, module: nn.Module, name: str, args: Any, kwargs: Any, forward: Callable[..., Any]) -> Any:
         """Call an island, which is one node, and note the modules that it calls."""
+        if isinstance(forward, ForwardWithHooks) and forward.of_layer:
+            self.tape.problem(self.tape.owner, f"calls {name}, a layer with a forward hook that has to run")
         node, known = self._module_node(name, args, kwargs), versions((args, kwargs))
         objects: dict[int, tuple[Any, Given]] = {}
         containers((args, kwargs), Given(""), objects, lambda leaf: isinstance(leaf, Tensor))

@@ -35,8 +35,9 @@ class Outside:
     def enter(self, module: nn.Module, forward: Callable[..., Any]) -> None:
         """Note that a module's forward begins."""
         frame: States = {}
-        if not type(module).__module__.startswith("torch."):
-            for place in _reached(module, forward):
+        hooks = getattr(forward, "hooks", ())  # those that are a part of it
+        for one in hooks if type(module).__module__.startswith("torch.") else (forward, *hooks):
+            for place in _reached(module, one):
                 if place.key not in frame:
                     frame[place.key] = Held(place, place.state())
                     self.first.setdefault(place.key, frame[place.key])

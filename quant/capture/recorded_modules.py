@@ -10,8 +10,8 @@ import contextlib
 import functools
 import sys
 import types
-from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from torch import nn
 
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from quant.capture.recorder import Recorder
     from quant.capture.undisturbed import Listener
 
+Forward = Callable[..., Any]
 HOOKS = ("_forward_hooks", "_forward_pre_hooks")
 HOW_CALLED = ("_forward_hooks_with_kwargs", "_forward_hooks_always_called", "_forward_pre_hooks_with_kwargs")
 """Dictionary of hooks -> the dictionaries with their options, which have the same keys."""
@@ -41,10 +42,14 @@ class Watched:
         has_run: whether the model has run before in this capture.
         outside: the places outside of the model that forwards reach.
         unlike_in_training: dotted name of a layer -> the reason that ranges from training do not fit it in eval mode.
+        with_hooks: module -> its forward with the user's hooks that are a part of it.
     """
 
-    def __init__(self, model: nn.Module, *, called_by_user: bool = True) -> None:
+    def __init__(
+        self, model: nn.Module, *, called_by_user: bool = True, with_hooks: Mapping[nn.Module, Forward] | None = None
+    ) -> None:
         self.model, self.called_by_user = model, called_by_user
+        self.with_hooks = with_hooks or {}
         self.recorder: Recorder | Listener | None = None
         self.changed: set[str] = set()
         self.unlike_in_training: dict[str, str] = {}
@@ -114,28 +119,66 @@ class WatchedForward:
 
 
 @contextlib.contextmanager
-def watching(model: nn.Module, *, called_by_user: bool = True) -> Iterator[Watched]:
-    """Watch the modules of a model, in eval mode and without the user's hooks; everything is restored at the end."""
-    watched = Watched(model, called_by_user=called_by_user)
+def watching(
+    model: nn.Module, *, called_by_user: bool = True, with_hooks: Mapping[nn.Module, Forward] | None = None
+) -> Iterator[Watched]:
+    """Watch the modules of a model, in eval mode and without the user's hooks; everything is restored at the end.
+
+    Args:
+        with_hooks: module -> its forward with hooks that are a part of it.
+    """
+    watched = Watched(model, called_by_user=called_by_user, with_hooks=with_hooks)
     with evaluating(model), _keeping(model):
         modules = [module for _, module in users_modules(model)]
         for module in modules:
             _take_hooks(module, type(model))
             stop_nesting(module)
+            if module in watched.with_hooks:
+                module.__dict__["forward"] = watched.with_hooks[module]
         forwards = [(module, module.forward) for module in modules]
         for module, forward in forwards:
             module.__dict__["forward"] = WatchedForward(watched, module, forward)
         yield watched
 
 
-def _take_hooks(module: nn.Module, kind: type) -> None:
-    """Remove the user's hooks for the time of the context; hooks that cast or belong to the model's class stay."""
-    kept: set[int] = set()
+class Hook(NamedTuple):
+    """A forward hook of the user's.
+
+    Attributes:
+        table, key: the module's dictionary that holds it, and where.
+        takes_kwargs: whether it is called with keyword arguments too.
+    """
+
+    table: str
+    key: int
+    call: Callable[..., Any]
+    takes_kwargs: bool
+
+    @property
+    def is_before(self) -> bool:
+        return "pre" in self.table
+
+
+def users_hooks(module: nn.Module, kind: type) -> list[Hook]:
+    """The user's hooks on a module of a model of the class `kind`, not those that cast or belong to that class."""
+    found = []
     for name in HOOKS:
         hooks = module.__dict__.get(name) or {}
         others = {key: hook for key, hook in hooks.items() if not isinstance(hook, OURS)}
         if others and not _belongs_to_model(others, kind):
-            module.__dict__[name] = type(hooks)((key, hooks[key]) for key in hooks if key not in others)
+            takes_kwargs = module.__dict__.get(f"{name}_with_kwargs") or {}
+            found += [Hook(name, key, hook, key in takes_kwargs) for key, hook in others.items()]
+    return found
+
+
+def _take_hooks(module: nn.Module, kind: type) -> None:
+    """Remove the user's hooks for the time of the context; hooks that cast or belong to the model's class stay."""
+    taken = {(hook.table, hook.key) for hook in users_hooks(module, kind)}
+    kept: set[int] = set()
+    for name in HOOKS:
+        hooks = module.__dict__.get(name) or {}
+        if any((name, key) in taken for key in hooks):
+            module.__dict__[name] = type(hooks)((key, hooks[key]) for key in hooks if (name, key) not in taken)
         kept.update(module.__dict__.get(name) or {})
     for name in HOW_CALLED:
         flags = module.__dict__.get(name)

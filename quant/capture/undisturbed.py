@@ -11,10 +11,10 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-import torch
-from torch import Tensor, nn
+from torch import nn
 
 from quant.capture.called import Called
+from quant.capture.near import near
 from quant.capture.outer_objects import Outside
 from quant.capture.proof import run
 from quant.capture.random_draws import set_torch_state
@@ -22,11 +22,7 @@ from quant.capture.recorded_modules import Watched
 from quant.capture.recorder import Recorder
 from quant.graph import Span
 from quant.runtime.arguments import Arguments, bind, copied, copied_together
-from quant.runtime.objects import opened
-from quant.runtime.trees import Ref, leaves, map_leaves
-
-NEAR = 1e-3
-"""Largest relative error of a tensor: torch's attention is recorded as plain calls, which round differently."""
+from quant.runtime.trees import Ref, map_leaves
 
 
 class Listener:
@@ -56,7 +52,7 @@ def disturbed(watched: Watched, recorder: Recorder, call: Arguments) -> str | No
     root, (args, kwargs) = recorder.root, copied(call)
     try:
         output = root.__dict__["forward"](*args, **kwargs)
-        if _near(recorder.result, output):
+        if near(recorder.result, output):
             return None
         watched.put_back(recorder.before)
         listener, (args, kwargs) = Listener(root), copied(call)
@@ -84,7 +80,7 @@ def depends_on_caller(watched: Watched, call: Called) -> bool:
     try:
         set_torch_state(call.chance)
         args, kwargs = copied_together(call.example)
-        return not _near(call.output, call.module.forward(*args, **kwargs))  # as it was noted: within hooks
+        return not near(call.output, call.module.forward(*args, **kwargs))  # as it was noted: within hooks
     except Exception:  # state that its caller would have set is missing
         return True
     finally:
@@ -95,27 +91,4 @@ def _gave_otherwise(recorder: Recorder, span: Span, arguments: Any, output: Any)
     def real(tree: Any) -> Any:
         return map_leaves(lambda leaf: recorder.value(leaf.index) if isinstance(leaf, Ref) else leaf, tree)
 
-    return _near(real(span.arguments), arguments) and not _near(real(span.output), output)
-
-
-def _near(one: Any, other: Any) -> bool:
-    """Whether two outputs have the same number of tensors, of the same shapes and nearly the same values."""
-    first, second = _tensors(one), _tensors(other)
-    return len(first) == len(second) and all(map(_near_tensors, first, second))
-
-
-def _tensors(tree: Any) -> list[Tensor]:
-    return [leaf for leaf in leaves(opened(tree, lambda leaf: isinstance(leaf, Tensor))) if isinstance(leaf, Tensor)]
-
-
-def _near_tensors(one: Tensor, other: Tensor) -> bool:
-    if one.shape != other.shape or one.dtype != other.dtype:
-        return False
-    if one.layout != torch.strided or one.is_nested or not one.is_floating_point():
-        return True  # integers may differ by near ties
-    a, b = one.detach().double(), other.detach().double()
-    finite = a.isfinite() & b.isfinite()
-    if not torch.equal(a.isfinite(), b.isfinite()):
-        return False
-    a, b = a[finite], b[finite]
-    return bool((a - b).norm() <= NEAR * b.norm())
+    return near(real(span.arguments), arguments) and not near(real(span.output), output)

@@ -16,12 +16,14 @@ from quant.static.runner import GraphRunner
 def silenced(programs: Mapping[ProgramKey, GraphRunner]) -> list[str]:
     """Modules whose forward hooks a converted model does not run: containers that are seen through, and int8 layers.
 
+    Hooks that were recorded with the forward of such a module are in its program.
+
     Args:
         programs: the runners of a prepared model.
     """
     names = []
     for key, runner in programs.items():
-        inner = {span.path for span in runner.graph.spans}
+        inner = {span.path for span in runner.graph.spans if not span.has_hooks}
         nodes = [
             runner.graph.nodes[step.nodes[0]]
             for step in runner.fused.steps
