@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -32,6 +32,7 @@ from quant.nn.linear import Conv1D
 from quant.nn.recurrent import Direction, RecurrentCell, RecurrentSequence
 from quant.recipe import QConfig
 from quant.recurrent_layers import Tensors, directions_of, tensors_of
+from quant.rounding.block_runs import BlockRuns
 from quant.rounding.checkpoint import Checkpoint, identity
 from quant.rounding.descent import output_error
 from quant.rounding.gptq import DAMPING
@@ -87,20 +88,21 @@ def round_by_data(
     groups = [list(group) for _, group in itertools.groupby(parts, lambda one: _block(one.decision.names[0]))]
     if method == NEAREST:
         groups = [parts]
-    run = forward or _by_rule(model)
+    runs = _runs(model, groups, chosen, forward or _by_rule(model))
     bar = progress_of(f"rounding ({method})", unit="weight", total=len(parts), shown=progress)
     with contextlib.ExitStack() as undo, bar, evaluating(model), torch.no_grad():
         for one in parts:
             undo.callback(one.real.data.copy_, one.real.detach().clone())
         for group in groups:
             fresh = [one for one in group if one.name not in kept.done]
-            moments = _moments(model, fresh, chosen, run) if fresh else {}
+            moments = _moments(fresh, runs) if fresh else {}
             for one in group:
                 if one in fresh and moments[one.name].rows:
                     kept.done[one.name] = _rounded(one, moments[one.name], method)
                 if one.name in kept.done:
                     one.take(kept.done[one.name][0])
                 bar.update()
+            runs.finish(_block(group[0].decision.names[0]))
             if fresh:
                 kept.write()
             for decision, own in itertools.groupby(group, lambda one: one.decision):
@@ -227,15 +229,53 @@ class _Seen:
         self.total = product if self.total is None else self.total + product
         self.rows += len(rows)
 
+    def equals(self, other: _Seen) -> bool:
+        """Whether both have seen the same."""
+        if self.total is None or other.total is None:
+            return self.total is other.total
+        return (self.calls, self.rows) == (other.calls, other.rows) and torch.equal(self.total, other.total)
+
     def hessian(self) -> Tensor:
         """float32 (K, K)."""
         assert self.total is not None
         return (self.total / self.rows).to(torch.float32)
 
 
-def _moments(model: nn.Module, group: Sequence[_Part], batches: Sequence[Any], run: Forward) -> dict[str, _Seen]:
-    """The second moments of what weights read, by name; inner layers of a recurrent one read what int8 ones before them
-    give."""
+def _runs(model: nn.Module, groups: Sequence[Sequence[_Part]], batches: Sequence[Any], run: Forward) -> BlockRuns:
+    def on(index: int) -> None:
+        try:
+            run(model, batches[index])
+        except Exception as error:
+            what = f"{WHO}: batch {index}, {describe(batches[index])}: {type(error).__name__}: {error}"
+            raise CalibrationError(what) from error
+
+    blocks = list(dict.fromkeys(_block(group[0].decision.names[0]) for group in groups))
+    return BlockRuns(model, blocks, on, len(batches))
+
+
+def _moments(group: Sequence[_Part], runs: BlockRuns) -> dict[str, _Seen]:
+    """The second moments of what weights read, by name.
+
+    By short runs where the first batch gives the same by one as by all blocks before it.
+    """
+    block = _block(group[0].decision.names[0])
+    if runs.may_begin_before(block):
+        with _watching(group) as expected:
+            runs.one_whole(block)
+        with _watching(group) as seen, contextlib.closing(runs.short(block)) as behind, contextlib.suppress(Exception):
+            if next(behind) == 0 and all(one.equals(expected[name]) for name, one in seen.items()):
+                for _ in behind:
+                    pass
+                return seen
+    with _watching(group) as seen:
+        runs.whole(block)
+    return seen
+
+
+@contextlib.contextmanager
+def _watching(group: Sequence[_Part]) -> Iterator[dict[str, _Seen]]:
+    """Take the moments of what weights read in this context; inner layers of a recurrent one read what int8 ones before
+    them give."""
     seen = {one.name: _Seen() for one in group}
     hooks = []
     for one in group:
@@ -248,16 +288,10 @@ def _moments(model: nn.Module, group: Sequence[_Part], batches: Sequence[Any], r
         if not isinstance(decision.replacement, Linear):
             hooks.append(decision.module.register_forward_pre_hook(_calling(decision), with_kwargs=True))
     try:
-        for index, batch in enumerate(batches):
-            try:
-                run(model, batch)
-            except Exception as error:
-                what = f"{WHO}: batch {index}, {describe(batch)}: {type(error).__name__}: {error}"
-                raise CalibrationError(what) from error
+        yield seen
     finally:
         for hook in hooks:
             hook.remove()
-    return seen
 
 
 def _calling(decision: Decision) -> Callable[..., None]:

@@ -46,32 +46,40 @@ def descend(
         as q. Columns whose input is always 0 stay as they are.
     """
     grid = Grid.of(q, scale, bits, zero_point)
-    q, diagonal = q.clone(), hessian.diagonal(dim1=-2, dim2=-1)
-    gradient = (q * grid.step - target) @ hessian  # half of it
+    gradient = _columns((q * grid.step - target) @ hessian)  # half of it
+    step, bottom, top = map(_columns, grid)
+    q, diagonal = _columns(q), hessian.diagonal(dim1=-2, dim2=-1)
     for _ in range(SWEEPS):
         moved = False
-        for start in range(0, q.shape[-1], BLOCK):
-            end = min(start + BLOCK, q.shape[-1])
-            # What a column changes is heard at once by those of its block, and by the others behind the block.
-            near, nearby = gradient[..., start:end].clone(), hessian[..., start:end, start:end]
+        for start in range(0, q.shape[-2], BLOCK):
+            end = min(start + BLOCK, q.shape[-2])
+            # What a column changes is heard at once by those behind it in its block, by all others behind the block.
+            near, nearby = gradient[..., start:end, :].clone(), hessian[..., start:end, start:end]
             changes = torch.zeros_like(near)
             for k in range(start, end):
-                own, step, slope = diagonal[..., k, None], grid.step[..., k], near[..., k - start]
-                wish = q[..., k] - torch.where(own > 0, slope / (own * step), 0.0)
-                best = torch.clamp(torch.round(wish), grid.bottom[..., k], grid.top[..., k])
-                change = best - q[..., k]
-                change = torch.where(_gains(change * step, slope, own, step), change, 0.0)
-                if not bool(change.any()):
+                place = k - start
+                own, slope = diagonal[..., k, None], near[..., place, :]
+                wish = q[..., k, :] - torch.where(own > 0, slope / (own * step[..., k, :]), 0.0)
+                best = torch.clamp(torch.round(wish), bottom[..., k, :], top[..., k, :])
+                change = (best - q[..., k, :]) * step[..., k, :]
+                gains = _gains(change, slope, own, step[..., k, :])
+                if not bool(gains.any()):
                     continue
-                q[..., k] += change
-                changes[..., k - start] = change * step
-                near += (change * step)[..., None] * nearby[..., k - start, :].unsqueeze(-2)
+                q[..., k, :] = torch.where(gains, best, q[..., k, :])
+                changes[..., place, :] = torch.where(gains, change, 0.0)
+                behind = nearby[..., place, place + 1 :, None]
+                near[..., place + 1 :, :] += behind * changes[..., place, None, :]
             if bool(changes.any()):
                 moved = True
-                gradient += changes @ hessian[..., start:end, :]
+                gradient += hessian[..., start:end] @ changes
         if not moved:
             break
-    return q
+    return q.transpose(-1, -2).contiguous()
+
+
+def _columns(rows: Tensor) -> Tensor:
+    """(..., K, rows): each column side by side in memory, as columns are visited one by one."""
+    return rows.transpose(-1, -2).contiguous()
 
 
 def _gains(change: Tensor, gradient: Tensor, diagonal: Tensor, step: Tensor) -> Tensor:
