@@ -105,6 +105,8 @@ def _converted(prepared: nn.Module, backend: str | None) -> nn.Module:
     model.to(CPU)
     model.eval()  # which reads the switches that an average of models has as buffers
     unseen = _drop_unseen(model)
+    for one in all_runners(model).values():
+        one.known = {}  # a search of its histogram for each range, which many steps ask for
     _calibrated(model)
     _say_non_finite(prepared, model)
     check_trained(model)

@@ -71,6 +71,7 @@ class Ranges(nn.Module):
         """Take another fusion of the same graph, with an observer for each of its slots."""
         self.fused = fused
         self.observers = nn.ModuleDict({key_of(name): observer for name, observer in observers.items()})
+        self.known = None if self.known is None else {}
         self.columns = {}
         self._agreement = Agreement(fused.joined)
 
