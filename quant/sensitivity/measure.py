@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -104,11 +105,15 @@ def measured(
         forms[f"int8 {name}"], forms[f"float {name}"] = (layers, True), (layers, False)
     bar = progress_of("sensitivity", unit="form", total=len(forms), shown=progress)
     with bar, evaluating(calibrated.probe, calibrated.prepared, converted):
+        began_floats = time.perf_counter()
         expected = [_called(calibrated.probe, call) for call in calibrated.calls]
+        seconds = Seconds(floats=time.perf_counter() - began_floats)
         whole = _error(expected, (_called(converted, call) for call in calibrated.calls))
+        began_metric = time.perf_counter()
         int8 = None if metric is None else metric(converted).value
+        seconds.converting = converting + time.perf_counter() - began_metric
         known = {ALL: (whole, int8)}
-        measure = _Forms(calibrated, sweep_of(calibrated, floats), metric, forms, expected, converting, known=known)
+        measure = _Forms(calibrated, sweep_of(calibrated, floats), metric, forms, expected, seconds, known=known)
         results = {}
         for name in forms:
             results[name] = measure.of(name)
@@ -146,8 +151,18 @@ def harms(calibrated: Calibrated, settings: Mapping[str, QConfig] | None = None)
 
 GROUP = "group"
 
-SIMULATED = 2.5
-"""What half of a model costs in simulated integers, in runs of the float model."""
+
+@dataclass
+class Seconds:
+    """What forms with all layers but few in int8 cost, by the wall clock.
+
+    Attributes:
+        converting: to convert one, and to run the metric on it.
+        floats: the float model's calls whose outputs are compared.
+    """
+
+    converting: float = 0.0
+    floats: float = 0.0
 
 
 def groups_of(layers: Collection[str]) -> dict[str, tuple[str, ...]]:
@@ -220,16 +235,18 @@ class _Forms:
         metric: Metric | None,
         forms: Forms,
         expected: list[Any],
-        converting: float = 0.0,
+        seconds: Seconds | None = None,
         settings: Mapping[str, QConfig] | None = None,
         known: Mapping[str, Result] | None = None,
     ) -> None:
         self.known = known or {}
         self.calibrated, self.metric, self.forms, self.expected = calibrated, metric, forms, expected
         self.settings = settings or {}
+        self._simulating: list[float] = []
         swept = {} if sweep is None else self._forms(sweep)
         self._compared = {} if sweep is None else self._swept(sweep, swept)
-        self._replayed = {name: one for name, one in swept.items() if one[1] or self._simulates(converting)}
+        simulates = seconds is not None and self._simulates(seconds)
+        self._replayed = {name: one for name, one in swept.items() if one[1] or simulates}
         self._evaluated = None if metric is None or not self._compared else self._recorded(sweep, self._replayed)
 
     def of(self, name: str) -> Result:
@@ -263,12 +280,15 @@ class _Forms:
         self.metric.calls += 1
         return self.metric.evaluate(model)
 
-    def _simulates(self, converting: float) -> bool:
-        """Whether simulating all layers in int8 for the metric is cheaper than building the model and running that.
+    def _simulates(self, seconds: Seconds) -> bool:
+        """Whether forms in integers cost the metric less by the sweep than built and run.
 
-        Simulating costs about SIMULATED evaluations of the float model, running what was built at most one.
+        The outputs that were compared tell how long the sweep takes for one, in times of the float model.
         """
-        return self.metric is not None and (SIMULATED - 1) * self.metric.float_seconds < converting
+        if self.metric is None or not self._simulating or not seconds.floats:
+            return False
+        each = sum(self._simulating) / sum(not alone for _, alone in self.forms.values())
+        return each / seconds.floats * self.metric.float_seconds < seconds.converting
 
     def _forms(self, sweep: Sweep) -> dict[str, tuple[Form, bool]]:
         """The forms that the sweep can compute."""
@@ -287,8 +307,12 @@ class _Forms:
                     outputs = outputs_of(sweep, forms, sweep.begin(args, kwargs))[1]
                 except CaptureMismatch:
                     return {}
+                began = time.perf_counter()
                 for name, output in outputs:
+                    if not forms[name][1]:
+                        self._simulating.append(time.perf_counter() - began)
                     errors[name].add(expected, sweep.finished(output, args, kwargs))
+                    began = time.perf_counter()
         return errors
 
     def _recorded(self, sweep: Sweep | None, forms: Mapping[str, tuple[Form, bool]]) -> Replay | None:
