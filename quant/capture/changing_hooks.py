@@ -118,10 +118,10 @@ def forwards_with_hooks(
 
 
 def _output(model: nn.Module, call: Arguments) -> Any:
-    """A call's output in a tuple; None where it ends in an error."""
+    """A call's output in a tuple, without the model's own hooks; None where it ends in an error."""
     args, kwargs = copied_together(call)
     with contextlib.suppress(Exception):
-        return (model(*args, **kwargs),)
+        return (model.forward(*args, **kwargs),)
     return None
 
 

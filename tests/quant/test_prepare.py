@@ -102,6 +102,9 @@ def test_hooks_of_the_users_layers_run() -> None:
     assert seen == []
     prepared(x)
     assert seen == [(2, 2)]
+    model.register_forward_hook(lambda module, args, output: seen.append((0,)))
+    prepare(model, x, RECIPE)
+    assert seen == [(2, 2)]
 
 
 def test_nothing_quantized_is_an_error_with_reasons() -> None:
