@@ -1,10 +1,15 @@
 """Whether `quant.autoquant` keeps its promises on trained models (`make bench-autoquant`).
 
+    python benchmarks/bench_autoquant.py [--only WORDS] [--seeds N] [--peers]
+
 For each case, seed and budget: what the chosen model loses on the data that the search scored, and on other data that
 it never saw; its time and bytes beside float's; models scored, and minutes. A seed draws the calibration data and both
 sets. The budgets of a case and seed share a checkpoint. Then what `quant.sensitivity` costs beside evaluations of the
 float model. Exit status 1 when a budget is exceeded on unseen data by more than chance, when a larger budget gives a
 dearer model, when something is slower than float, or when sensitivity costs more than LIMIT evaluations a layer.
+
+With --peers, for cases whose inputs are one tensor, the same by NNCF's `quantize_with_accuracy_control`, where it and
+OpenVINO are installed. Without VNNI OpenVINO's int8 saturates; what that loses, its search gives back to float.
 """
 
 from __future__ import annotations
@@ -22,10 +27,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import accuracy_control
 import display
 import networks
 import sentences
 import torch
+from peers import Missing
 from quant.calibrate import CalibrationWarning
 from torch import Tensor, nn
 
@@ -47,8 +54,8 @@ LIMIT = 3.0
 SURE = 2.4
 """Standard errors on unseen data within which a larger drop than the budget is chance: one-sided 99 %."""
 
-Score = Callable[[nn.Module], Tensor]
-"""Model -> a score for each sample, float64."""
+Score = Callable[[Any], Tensor]
+"""Model, or function of its inputs -> a score for each sample, float64."""
 
 LEGEND = """
 seen, unseen: what the metric loses on the samples that the search scored, and on others; +-: its standard error
@@ -83,6 +90,7 @@ class Row:
     seen: float
     unseen: float
     error: float
+    peer: tuple[str, ...] = ()
 
     @property
     def held(self) -> bool:
@@ -232,8 +240,8 @@ COST_CASES: dict[str, Callable[[int], Problem]] = {"mobilenet-v2, 53 layers": mo
 """Of which the cost of sensitivity is measured alone."""
 
 
-def searched(case: str, seed: int, objective: str, folder: Path) -> Iterator[Row]:
-    """One search for each budget, the smallest first."""
+def searched(case: str, seed: int, objective: str, folder: Path, *, peers: bool) -> Iterator[Row]:
+    """One search for each budget, the smallest first; with `peers` also by NNCF."""
     problem = CASES[case](seed)
     with torch.inference_mode():
         unseen = problem.unseen(problem.model)
@@ -250,7 +258,25 @@ def searched(case: str, seed: int, objective: str, folder: Path) -> Iterator[Row
         with torch.inference_mode():
             lost = unseen - problem.unseen(result.model)
         error = statistics.stdev(lost.tolist()) / math.sqrt(len(lost))
-        yield Row(case, seed, budget, result, result.drop, float(lost.mean()), error)
+        peer = beside(problem, unseen, budget, result.model) if peers else ()
+        yield Row(case, seed, budget, result, result.drop, float(lost.mean()), error, peer)
+
+
+def beside(problem: Problem, unseen: Tensor, budget: float, ours: nn.Module) -> tuple[str, ...]:
+    """The cells of PEERS: what NNCF's accuracy control makes of a problem, and the time of a call over ours."""
+    try:
+        found = accuracy_control.controlled(problem.model, problem.data, problem.seen, budget)
+    except Missing as reason:
+        return (str(reason), *["-"] * (len(PEERS) - 1))
+    with torch.inference_mode():
+        lost = unseen - problem.unseen(found.predict)
+    error = statistics.stdev(lost.tolist()) / math.sqrt(len(lost))
+    held = float(lost.mean()) <= budget + SURE * error
+    times = accuracy_control.times_ours(ours, found.predict, problem.example)
+    return (
+        f"{float(lost.mean()):+.4f}", "yes" if held else "NO", f"{times:.2f}",
+        str(found.evaluations), f"{found.minutes:.2f}",
+    )  # fmt: skip
 
 
 def cells(row: Row) -> list[str]:
@@ -259,11 +285,12 @@ def cells(row: Row) -> list[str]:
     return [
         row.case, str(row.seed), f"{row.budget:g}", result.chosen.plan.says, f"{row.seen:+.4f}", f"{row.unseen:+.4f}",
         f"{row.error:.4f}", "yes" if row.held else "NO", f"{result.chosen.cost.ratio:.3f}",
-        f"{result.chosen.cost.bytes / 1024:.0f}", str(result.evaluations), f"{result.minutes:.2f}",
+        f"{result.chosen.cost.bytes / 1024:.0f}", str(result.evaluations), f"{result.minutes:.2f}", *row.peer,
     ]  # fmt: skip
 
 
 HEADER = ("case", "seed", "budget", "chosen", "seen", "unseen", "+-", "held", "time", "KiB", "scored", "minutes")
+PEERS = ("nncf unseen", "held", "time over ours", "scored", "minutes")
 
 
 def faults(rows: Sequence[Row], objective: str) -> list[str]:
@@ -312,6 +339,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--seeds", type=int, default=len(SEEDS), help="how many (default: 3)")
     parser.add_argument("--objective", choices=("latency", "size"), default="latency")
     parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--peers", action="store_true", help="NNCF's accuracy control too, where it is installed")
     parser.add_argument("--sensitivity", action="store_true", help="the cost of sensitivity alone")
     options = parser.parse_args(arguments)
     torch.set_num_threads(options.threads)
@@ -325,7 +353,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 for seed in () if options.sensitivity or case in COST_CASES else SEEDS[: options.seeds]:
                     at = Path(folder) / str(number)
                     at.mkdir(exist_ok=True)
-                    for row in searched(case, seed, options.objective, at):
+                    for row in searched(case, seed, options.objective, at, peers=options.peers):
                         rows.append(row)
                         print("  ".join(cells(row)), flush=True)
                 cost, cheap = sensitivity_cost(case)
@@ -335,8 +363,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
             costs.append(cost)
             print("  ".join(cost), flush=True)
             problems += [] if cheap else [f"{case}: sensitivity costs more than {LIMIT:g} evaluations a layer"]
+    header = (*HEADER, *PEERS) if options.peers else HEADER
     if rows:
-        print("", display.table(HEADER, map(cells, rows)), LEGEND, sep="\n")
+        print("", display.table(header, list(map(cells, rows))), LEGEND, sep="\n")
     head = ("case", "layers", "an evaluation", "sensitivity", "evaluations a layer", f"at most {LIMIT:g}")
     print("", display.table(head, costs), sep="\n")
     problems += faults(rows, options.objective)
