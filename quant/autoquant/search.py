@@ -155,14 +155,18 @@ class Search:
             self._lower(min(found, key=lambda choices: self.cost(self._tried(Plan.of(Form.STATIC, choices)))))
 
     def _first_that_holds(self, order: list[str], ladder: Mapping[str, str]) -> dict[str, str] | None:
-        """The shortest beginning of `order` whose lifting keeps the budget, by bisection; None where all do not."""
-        certain = set(ladder.values()) == {FLOAT.name}  # with all layers float it is the float model
+        """The shortest beginning of `order` whose lifting keeps the budget, by bisection; None where none does.
+
+        The longest is tried first, which for float is all layers but the last: a budget that only the float model keeps
+        costs one evaluation.
+        """
 
         def trial(count: int) -> Trial:
             return self._tried(Plan.of(Form.STATIC, {name: ladder[name] for name in order[:count]}))
 
-        fails, holds = 0, len(order)
-        if not certain and not self.holds(trial(holds)):
+        to_float = set(ladder.values()) == {FLOAT.name}
+        fails, holds = 0, len(order) - to_float
+        if holds == fails or not self.holds(trial(holds)):
             return None
         while holds - fails > 1:
             middle = self._guess(order, fails, holds)
@@ -170,7 +174,7 @@ class Search:
                 holds = middle
             else:
                 fails = middle
-        return {name: ladder[name] for name in order[:holds]} if holds < len(order) or not certain else None
+        return {name: ladder[name] for name in order[:holds]}
 
     def _guess(self, order: list[str], fails: int, holds: int) -> int:
         """Where to try next: the middle by the logarithm of the error that is left, which the metric follows."""

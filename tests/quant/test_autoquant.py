@@ -510,6 +510,16 @@ def test_few_evaluations_find_the_fewest_layers(layers: int, budget: float) -> N
     assert bench.scored <= 2 + layers.bit_length() + fewest
 
 
+@pytest.mark.parametrize("layers", [1, 2, 50])
+def test_a_budget_that_only_float_keeps_costs_one_evaluation_more(layers: int) -> None:
+    bench: Any = Additive({f"layer{place}": 0.5**place for place in range(layers)})
+    found = Search(bench, 0.0, False, 50, lambda *_: None, lambda _: {})
+    found.begin()
+    found.run()
+    assert found.best.plan.form is Form.FLOAT
+    assert bench.scored == (1 if layers == 1 else 2)  # all layers int8, and one
+
+
 @pytest.mark.parametrize("candidate", [DYNAMIC, WIDE], ids=lambda one: one.name)
 def test_a_dearer_candidate_that_suffices_comes_before_float(candidate: Candidate) -> None:
     bench: Any = Additive({"one": 0.3, "two": 0.2, "three": 0.001})
