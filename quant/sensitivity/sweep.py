@@ -24,7 +24,7 @@ from quant.runtime.binding import bound_values
 from quant.runtime.names import attribute, full_name
 from quant.runtime.outputs import finished
 from quant.runtime.programs import RESERVED
-from quant.runtime.trees import leaves, map_leaves
+from quant.runtime.trees import Ref, leaves, map_leaves
 from quant.static.dynamic_fallback import without_runner
 from quant.static.prepared import Prepared
 from quant.static.runner import GraphRunner, output_of, rounding, runners
@@ -65,10 +65,17 @@ class FormStep:
 
 @dataclass(frozen=True)
 class Form:
-    """A model by one recipe: its steps by the value that each computes, in order, and the values that are uint8."""
+    """A model by one recipe.
+
+    Attributes:
+        steps: by the value that each computes, in order.
+        emitted: the values that are uint8.
+        spent: by step, the values that no later one reads.
+    """
 
     steps: dict[int, FormStep]
     emitted: frozenset[int]
+    spent: dict[int, tuple[int, ...]]
 
 
 class Sweep:
@@ -112,7 +119,17 @@ class Sweep:
                 reads = frozenset(refs.union(step.inputs) - set(step.nodes))
                 stand_in = None if step.integer else self._stand_in(step, recipe)
                 steps[step.output] = FormStep(known, stand_in, step.integer, fused.emits_integers(step), reads)
-        return Form(steps, frozenset(value for value, one in steps.items() if one.emits))
+        return Form(steps, frozenset(value for value, one in steps.items() if one.emits), self._spent(steps))
+
+    def _spent(self, steps: Mapping[int, FormStep]) -> dict[int, tuple[int, ...]]:
+        """By step, the values that neither a later step nor the model's output reads."""
+        read = {leaf.index for leaf in leaves(self.graph.output) if isinstance(leaf, Ref)}
+        spent = {}
+        for output, one in reversed(list(steps.items())):
+            last = one.reads.union(one.step.nodes) - read
+            spent[output] = tuple(last)
+            read |= last
+        return spent
 
     def _stand_in(self, step: Step, recipe: Recipe) -> nn.Module | None:
         """What computes a dynamic layer's step, if the recipe quantises the layer."""
@@ -152,6 +169,8 @@ class Sweep:
         for output, one in form.steps.items():
             if not (one.computes_as(known_form.steps.get(output)) and own.keys().isdisjoint(one.reads)):
                 own.update(self._computed(one, form, value))
+                for index in form.spent[output]:  # the next step writes into memory that a cache still holds
+                    own.pop(index, None)
         return self.output({**known, **own})
 
     def finished(self, output: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import math
+import weakref
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from fractions import Fraction
@@ -133,11 +134,12 @@ def test_a_layers_cost_is_that_of_the_converted_model(kind: Model, make: Callabl
 def test_what_the_sweep_keeps_changes_no_bit(
     kind: Model, make: Callable[[], list[Tensor]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Rounded layers, recognised calls, and rounding in one pass, against each computed where it is read."""
+    """Rounded layers, recognised calls, rounding in one pass, and values let go, against each done where it is read."""
     model, data = built(kind), make()
     evaluate = agreement(model, data)
     kept = quant.sensitivity(model, data, evaluate, progress=False).to_dict()
     monkeypatch.setattr(sweep.Sweep, "_layer", lambda *_: None)
+    monkeypatch.setattr(sweep.Sweep, "_spent", lambda _, steps: dict.fromkeys(steps, ()))
     monkeypatch.setattr(sweep, "recognised_calls", lambda *_: None)
     monkeypatch.setattr(sweep, "rounding", lambda qparams: lambda x: qparams.dequantize(qparams.quantize(x)))
     anew = quant.sensitivity(model, data, evaluate, progress=False).to_dict()
@@ -197,6 +199,39 @@ def test_the_model_runs_once_for_all_layers() -> None:
         output = sweep.again(floats, sweep.floats, form)
     assert len(calls) == 1
     assert not torch.equal(output, model(data[0]))
+
+
+def test_values_that_no_later_step_reads_are_let_go() -> None:
+    """At most four values of a chain of ten layers at a time: the layer's, its activation's, and those they read."""
+    alive: list[weakref.ref[Tensor]] = []
+    most = 0
+
+    class Chain(nn.Sequential):
+        def forward(self, x: Tensor) -> Tensor:
+            for one in self:
+                x = torch.relu(one(x))
+            return x
+
+    torch.manual_seed(0)
+    model, data = Chain(*(nn.Linear(6, 6) for _ in range(10))).eval(), [torch.randn(16, 6) for _ in range(2)]
+    quantized = Calibrated(model, data, "test", progress=False)
+    found = measure.sweep_of(quantized, {})
+    assert found is not None
+    whole = found._computed
+
+    def watched(*args: Any) -> Any:
+        nonlocal most
+        result = whole(*args)
+        alive.extend(weakref.ref(one) for one in result.values())
+        most = max(most, sum(one() is not None for one in alive))
+        return result
+
+    with torch.no_grad():
+        floats = found.values(found.begin((data[0],), {}), found.floats)
+        found._computed = watched  # type: ignore[method-assign]
+        found.again(floats, found.floats, found.form(quantized.recipe_of_only(["0"])))
+    assert len(alive) >= 10
+    assert most <= 4
 
 
 def test_a_model_that_is_a_layer() -> None:
