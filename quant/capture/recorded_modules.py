@@ -156,7 +156,7 @@ class Hook(NamedTuple):
 
     @property
     def is_before(self) -> bool:
-        return "pre" in self.table
+        return self.table == HOOKS[1]
 
 
 def users_hooks(module: nn.Module, kind: type) -> list[Hook]:
