@@ -76,9 +76,9 @@ class _Lines(_Nothing):
 
     def __init__(self, what: str, unit: str, total: int | None, initial: int) -> None:
         self._what, self._total, self._done, self._words = what, total, initial, ""
-        self._units = f"{unit}es" if unit.endswith("ch") else f"{unit}s"
+        self._unit, self._units = unit, f"{unit}es" if unit.endswith("ch") else f"{unit}s"
         self._began = time.monotonic()
-        counted = "" if total is None else f": {total} {self._units}"
+        counted = "" if total is None else f": {total} {self._named(total)}"
         self._say(counted + (f", {initial} of them done before" if initial else ""))
 
     def update(self, n: int = 1) -> None:
@@ -94,7 +94,12 @@ class _Lines(_Nothing):
         of = "" if self._total is None else f" of {self._total}"
         words = f"; {self._words}" if self._words else ""
         seconds = time.monotonic() - self._began
-        self._say(f": {verdict}, {self._done}{of} {self._units} in {seconds:.1f} s{words}")
+        unit = self._named(self._done if self._total is None else self._total)
+        self._say(f": {verdict}, {self._done}{of} {unit} in {seconds:.1f} s{words}")
+
+    def _named(self, count: int) -> str:
+        """What is counted, one of it or several."""
+        return self._unit if count == 1 else self._units
 
     def _say(self, words: str) -> None:
         print(f"{self._what}{words}", file=sys.stderr, flush=True)

@@ -23,6 +23,14 @@ def test_without_a_terminal_there_is_a_line_at_the_start_and_one_at_the_end(caps
     assert said.endswith(" s; a word\n")
 
 
+def test_one_of_them_is_not_several(capsys: pytest.CaptureFixture[str]) -> None:
+    with progress_of("calibrating", unit="batch", total=1, shown=True) as bar:
+        bar.update()
+    first, last = capsys.readouterr().err.splitlines()
+    assert first == "calibrating: 1 batch"
+    assert last.startswith("calibrating: done, 1 of 1 batch in ")
+
+
 def test_a_run_of_unknown_length_is_counted(capsys: pytest.CaptureFixture[str]) -> None:
     with progress_of("rounding", unit="layer", total=None, shown=True) as bar:
         bar.update(5)
