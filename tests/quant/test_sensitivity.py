@@ -130,6 +130,32 @@ def test_a_layers_cost_is_that_of_the_converted_model(kind: Model, make: Callabl
     assert [one.only_int8_sqnr for one in found] == sorted(one.only_int8_sqnr for one in found)
 
 
+@pytest.fixture(autouse=True)
+def _by_the_sweep(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Which way is cheaper is measured, and near a tie for models as small as these."""
+    if "seconds" not in request.fixturenames:
+        monkeypatch.setattr(measure._Forms, "_simulates", lambda self, seconds: True)
+
+
+@pytest.mark.parametrize(("seconds", "simulates"), [(0.0, False), (1e6, True)])
+def test_forms_are_built_where_that_is_cheaper(
+    seconds: float, simulates: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By what converting takes, and by what the sweep took for the outputs that were compared."""
+    decide, chosen = measure._Forms._simulates, []
+
+    def noted(self: measure._Forms, took: measure.Seconds) -> bool:
+        assert took.converting > 0
+        chosen.append(decide(self, measure.Seconds(seconds, took.floats)))
+        return chosen[-1]
+
+    monkeypatch.setattr(measure._Forms, "_simulates", noted)
+    kind, make = CASES[0]
+    model, data = built(kind), make()
+    assert quant.sensitivity(model, data, agreement(model, data), progress=False).layers
+    assert chosen == [simulates]
+
+
 @pytest.mark.parametrize(("kind", "make"), CASES[:2], ids=["one graph", "dynamic and recurrent layers"])
 def test_what_the_sweep_keeps_changes_no_bit(
     kind: Model, make: Callable[[], list[Tensor]], monkeypatch: pytest.MonkeyPatch
