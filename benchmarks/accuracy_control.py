@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 from peers import Missing
-from static_peers import Predict, by_sample, export, quiet
+from static_peers import Predict, by_sample, compiled_by_openvino, export, quiet
 from torch import Tensor, nn
 
 ROUNDS = 41
@@ -57,7 +57,6 @@ def controlled(
     except ImportError as error:
         raise Missing(f"{error.name} is not installed") from error
     samples = torch.cat(list(batches)).split(1)
-    settings = {"INFERENCE_NUM_THREADS": torch.get_num_threads(), "INFERENCE_PRECISION_HINT": "f32"}
     evaluations = 0
 
     def validate(compiled: Any, _: Any) -> tuple[float, list[float]]:
@@ -79,7 +78,7 @@ def controlled(
             drop_type=nncf.DropType.ABSOLUTE,
             subset_size=len(samples),
         )
-        compiled = openvino.compile_model(made, "CPU", {**settings, "PERFORMANCE_HINT": "LATENCY"})
+        compiled = compiled_by_openvino(made)
     minutes = (time.perf_counter() - began) / 60
     return Controlled(by_sample(lambda x: compiled(x.numpy())[0]), evaluations, minutes)
 

@@ -9,7 +9,7 @@ float model. Exit status 1 when a budget is exceeded on unseen data by more than
 dearer model, when something is slower than float, or when sensitivity costs more than LIMIT evaluations a layer.
 
 With --peers, for cases whose inputs are one tensor, the same by NNCF's `quantize_with_accuracy_control`, where it and
-OpenVINO are installed. Without VNNI OpenVINO's int8 saturates; what that loses, its search gives back to float.
+OpenVINO are installed. Without VNNI OpenVINO's int8 saturates.
 """
 
 from __future__ import annotations
@@ -95,7 +95,19 @@ class Row:
     @property
     def held(self) -> bool:
         """Whether the budget holds on unseen data, as far as these can tell."""
-        return self.unseen <= self.budget + SURE * self.error
+        return is_held(self.unseen, self.error, self.budget)
+
+
+def is_held(loss: float, error: float, budget: float) -> bool:
+    """Whether a budget holds for a mean loss with a standard error."""
+    return loss <= budget + SURE * error
+
+
+def loss_of(problem: Problem, unseen: Tensor, model: Any) -> tuple[float, float]:
+    """What a model loses on unseen data of the float model's scores, and its standard error."""
+    with torch.inference_mode():
+        lost = unseen - problem.unseen(model)
+    return float(lost.mean()), statistics.stdev(lost.tolist()) / math.sqrt(len(lost))
 
 
 def fashion_cnn(network: str) -> Callable[[int], Problem]:
@@ -255,11 +267,9 @@ def searched(case: str, seed: int, objective: str, folder: Path, *, peers: bool)
             example_inputs=problem.example,
             checkpoint=folder / f"{seed}.json",
         )
-        with torch.inference_mode():
-            lost = unseen - problem.unseen(result.model)
-        error = statistics.stdev(lost.tolist()) / math.sqrt(len(lost))
+        loss, error = loss_of(problem, unseen, result.model)
         peer = beside(problem, unseen, budget, result.model) if peers else ()
-        yield Row(case, seed, budget, result, result.drop, float(lost.mean()), error, peer)
+        yield Row(case, seed, budget, result, result.drop, loss, error, peer)
 
 
 def beside(problem: Problem, unseen: Tensor, budget: float, ours: nn.Module) -> tuple[str, ...]:
@@ -268,13 +278,11 @@ def beside(problem: Problem, unseen: Tensor, budget: float, ours: nn.Module) -> 
         found = accuracy_control.controlled(problem.model, problem.data, problem.seen, budget)
     except Missing as reason:
         return (str(reason), *["-"] * (len(PEERS) - 1))
-    with torch.inference_mode():
-        lost = unseen - problem.unseen(found.predict)
-    error = statistics.stdev(lost.tolist()) / math.sqrt(len(lost))
-    held = float(lost.mean()) <= budget + SURE * error
+    loss, error = loss_of(problem, unseen, found.predict)
+    held = is_held(loss, error, budget)
     times = accuracy_control.times_ours(ours, found.predict, problem.example)
     return (
-        f"{float(lost.mean()):+.4f}", "yes" if held else "NO", f"{times:.2f}",
+        f"{loss:+.4f}", "yes" if held else "NO", f"{times:.2f}",
         str(found.evaluations), f"{found.minutes:.2f}",
     )  # fmt: skip
 

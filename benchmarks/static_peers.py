@@ -111,9 +111,16 @@ def openvino_model(model: nn.Module, batches: Sequence[Tensor], *, quantized: bo
             data = nncf.Dataset([batch.numpy() for batch in batches])
             more = {"model_type": nncf.ModelType.TRANSFORMER, "fast_bias_correction": False} if transformer else {}
             made = nncf.quantize(made, data, subset_size=len(batches), **more)
-        # Its default is bfloat16 where the CPU has it, which is no int8 error.
-        settings = {"INFERENCE_NUM_THREADS": torch.get_num_threads(), "INFERENCE_PRECISION_HINT": "f32"}
-        return openvino.compile_model(made, "CPU", {**settings, "PERFORMANCE_HINT": "LATENCY"})
+        return compiled_by_openvino(made)
+
+
+def compiled_by_openvino(model: Any) -> Any:
+    """An OpenVINO model for single calls on torch's number of threads."""
+    import openvino
+
+    # Its default is bfloat16 where the CPU has it, which is no int8 error.
+    settings = {"INFERENCE_NUM_THREADS": torch.get_num_threads(), "INFERENCE_PRECISION_HINT": "f32"}
+    return openvino.compile_model(model, "CPU", {**settings, "PERFORMANCE_HINT": "LATENCY"})
 
 
 def export(model: nn.Module, x: Tensor, path: Path) -> None:

@@ -107,11 +107,11 @@ def measured(
     with bar, evaluating(calibrated.probe, calibrated.prepared, converted):
         began_floats = time.perf_counter()
         expected = [_called(calibrated.probe, call) for call in calibrated.calls]
-        seconds = Seconds(floats=time.perf_counter() - began_floats)
+        floats_seconds = time.perf_counter() - began_floats
         whole = _error(expected, (_called(converted, call) for call in calibrated.calls))
         began_metric = time.perf_counter()
         int8 = None if metric is None else metric(converted).value
-        seconds.converting = converting + time.perf_counter() - began_metric
+        seconds = Seconds(converting + time.perf_counter() - began_metric, floats_seconds)
         known = {ALL: (whole, int8)}
         measure = _Forms(calibrated, sweep_of(calibrated, floats), metric, forms, expected, seconds, known=known)
         results = {}
@@ -152,7 +152,7 @@ def harms(calibrated: Calibrated, settings: Mapping[str, QConfig] | None = None)
 GROUP = "group"
 
 
-@dataclass
+@dataclass(frozen=True)
 class Seconds:
     """What forms with all layers but few in int8 cost, by the wall clock.
 
@@ -161,8 +161,8 @@ class Seconds:
         floats: the float model's calls whose outputs are compared.
     """
 
-    converting: float = 0.0
-    floats: float = 0.0
+    converting: float
+    floats: float
 
 
 def groups_of(layers: Collection[str]) -> dict[str, tuple[str, ...]]:
@@ -242,7 +242,7 @@ class _Forms:
         self.known = known or {}
         self.calibrated, self.metric, self.forms, self.expected = calibrated, metric, forms, expected
         self.settings = settings or {}
-        self._simulating: list[float] = []
+        self._simulating = 0.0  # seconds of the sweep for forms in integers
         swept = {} if sweep is None else self._forms(sweep)
         self._compared = {} if sweep is None else self._swept(sweep, swept)
         simulates = seconds is not None and self._simulates(seconds)
@@ -287,7 +287,7 @@ class _Forms:
         """
         if self.metric is None or not self._simulating or not seconds.floats:
             return False
-        each = sum(self._simulating) / sum(not alone for _, alone in self.forms.values())
+        each = self._simulating / sum(not alone for _, alone in self.forms.values())
         return each / seconds.floats * self.metric.float_seconds < seconds.converting
 
     def _forms(self, sweep: Sweep) -> dict[str, tuple[Form, bool]]:
@@ -310,7 +310,7 @@ class _Forms:
                 began = time.perf_counter()
                 for name, output in outputs:
                     if not forms[name][1]:
-                        self._simulating.append(time.perf_counter() - began)
+                        self._simulating += time.perf_counter() - began
                     errors[name].add(expected, sweep.finished(output, args, kwargs))
                     began = time.perf_counter()
         return errors
