@@ -18,6 +18,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from quant.runtime.arguments import copied_together
+from quant.runtime.own_forward import computing
 from quant.runtime.trees import leaves
 
 LEAST_BYTES = 1 << 28
@@ -127,10 +128,7 @@ class BlockRuns:
                 last = stacks.get(name.rpartition(".")[0])
                 if last is None or place > self._done.index(last):
                     continue
-                module = self._modules[name]
-                before = module.__dict__.get("forward")
-                module.__dict__["forward"] = _Answer(outputs[last])
-                undo.callback(_put_back, module, before)
+                undo.enter_context(computing(self._modules[name], _Answer(outputs[last])))
             yield
 
 
@@ -160,12 +158,6 @@ class _Answer:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return copied_together(self._output)  # which its reader may change
-
-
-def _put_back(module: nn.Module, forward: Any) -> None:
-    del module.__dict__["forward"]
-    if forward is not None:
-        module.__dict__["forward"] = forward
 
 
 def _bytes(outputs: list[Any]) -> int:

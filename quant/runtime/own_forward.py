@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import contextvars
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -86,3 +86,16 @@ def run_own_forward(
                     "calibration see such a call, as a batch or among the examples of quant.prepare"
                 ) from error
             raise error from mismatch
+
+
+@contextlib.contextmanager
+def computing(module: nn.Module, forward: Callable[..., Any]) -> Iterator[None]:
+    """Replace a module's forward; its own hooks still run."""
+    before = module.__dict__.get("forward")
+    module.__dict__["forward"] = forward
+    try:
+        yield
+    finally:
+        del module.__dict__["forward"]
+        if before is not None:
+            module.__dict__["forward"] = before

@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from quant.calibrate.batches import fingerprint
 from quant.runtime.arguments import copied
 from quant.runtime.matching import CaptureMismatch
+from quant.runtime.own_forward import computing
 from quant.runtime.trees import leaves
 from quant.sensitivity.sweep import Form, Sweep, Values
 
@@ -53,7 +54,7 @@ class Replay:
         Raises:
             Unlike: the calls cannot be kept, or the graph does not stand for them.
         """
-        with self._calling(self._recorded), self._watching_layers():
+        with computing(self.model, self._recorded), self._watching_layers():
             result = self._evaluated(evaluate)
         if not self._calls:
             raise Unlike("the metric did not call the model itself")
@@ -75,7 +76,7 @@ class Replay:
                 place += 1
                 return copied(self._outputs[name][place - 1])
 
-        with self._calling(replayed):
+        with computing(self.model, replayed):
             result = self._evaluated(evaluate)
         if place != len(self._calls):
             raise Unlike("the metric made fewer calls than with the float model")
@@ -150,17 +151,6 @@ class Replay:
                 handles.callback(one.register_forward_pre_hook(before).remove)
             self._hooks = self._count_hooks()
             yield
-
-    @contextlib.contextmanager
-    def _calling(self, forward: Callable[..., Any]) -> Iterator[None]:
-        own = self.model.__dict__.get("forward")
-        self.model.__dict__["forward"] = forward
-        try:
-            yield
-        finally:
-            del self.model.__dict__["forward"]
-            if own is not None:
-                self.model.__dict__["forward"] = own
 
 
 def _key(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bytes:

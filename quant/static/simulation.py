@@ -28,7 +28,7 @@ from quant.ops.step import Step, is_recurrent
 from quant.recipe import QConfig, Recipe
 from quant.runtime.layers.weighted import range_of_call
 from quant.runtime.names import attribute
-from quant.runtime.own_forward import is_falling_back
+from quant.runtime.own_forward import computing, is_falling_back
 from quant.runtime.own_forward import without_runner as as_users_child
 from quant.runtime.programs import RESERVED
 from quant.static.dynamic_fallback import dynamic_part, dynamic_settings, without_runner
@@ -59,7 +59,7 @@ def simulating(prepared: nn.Module, *, exact: bool = False) -> Iterator[nn.Modul
             undo.enter_context(_as_they_were(programs))
             seen = [one for one in programs if one.has_seen()]
             if first.alone and not seen:
-                undo.enter_context(_computing(first.root, _own(first)))
+                undo.enter_context(computing(first.root, _own(first)))
             for one in programs:
                 one.simulate, one.adds_exactly = True, exact
                 drops = bool(seen) or first.alone
@@ -72,9 +72,9 @@ def simulating(prepared: nn.Module, *, exact: bool = False) -> Iterator[nn.Modul
             for module, qconfig in _becoming_dynamic(model, info):
                 stand_in = _stand_in(module, qconfig)
                 if stand_in is not None:
-                    undo.enter_context(_computing(module, stand_in.forward))
+                    undo.enter_context(computing(module, stand_in.forward))
             for module, forward in _lone_layers(model).items():
-                undo.enter_context(_computing(module, forward))
+                undo.enter_context(computing(module, forward))
         yield prepared
 
 
@@ -207,16 +207,3 @@ class _LoneLayer:
         y: Tensor = simulated(step, runner.graph, runner.root, lambda _: x, own.scale, *smallest, **known)
         emits = runner.fused.emits_integers(self.step) and not is_falling_back()
         return rounding(runner.qparams(runner.fused.slot_of[step.output]))(y) if emits else y
-
-
-@contextlib.contextmanager
-def _computing(module: nn.Module, forward: Callable[..., Any]) -> Iterator[None]:
-    """Replace a module's forward; its own hooks still run."""
-    before = module.__dict__.get("forward")
-    module.__dict__["forward"] = forward
-    try:
-        yield
-    finally:
-        del module.__dict__["forward"]
-        if before is not None:
-            module.__dict__["forward"] = before
