@@ -129,16 +129,12 @@ def autoquant(
 def _say_few_samples(search: Search) -> None:
     """Warn where no int8 model keeps the budget, and one misses it only since few samples were scored."""
     samples = search.bench.score.samples or ()
-    missed = [one for one in search.trials[1:] if one.rare and one.sure_drop - one.rare <= search.max_drop]
+    missed = [one for one in search.trials[1:] if one.drop <= search.max_drop < one.sure_drop]
     if not missed or search.nearest is None or search.holds(search.nearest):
         return
     nearest = min(missed, key=lambda one: one.sure_drop)
-    room = search.max_drop - (nearest.sure_drop - nearest.rare)
-    enough = (
-        f"score some {math.ceil(len(samples) * nearest.rare / room)}"
-        if room
-        else "no number of samples can: allow more"
-    )
+    times = _times_the_samples(search.max_drop - nearest.drop, nearest.sure_drop - nearest.drop, nearest.rare)
+    enough = f"score some {math.ceil(len(samples) * times)}" if times else "no number of samples can: allow more"
     warnings.warn(
         f"{VERB}: {nearest.plan.says} loses {nearest.drop:.3g} over {len(samples)} samples, by which others may lose "
         f"{nearest.sure_drop:.2g} (at 95 %), and max_drop={search.max_drop:g} is not held; {enough}, or return the "
@@ -146,6 +142,17 @@ def _say_few_samples(search: Search) -> None:
         MetricWarning,
         stacklevel=4,
     )
+
+
+def _times_the_samples(room: float, doubt: float, rare: float) -> float | None:
+    """How many times the samples bring a doubt of the mean down to the room that the budget leaves; None without room.
+
+    Of the doubt, the spread falls with the root of the samples, and what few differences hide with their number.
+    """
+    if room <= 0:
+        return None
+    spread = doubt - rare
+    return ((spread + math.sqrt(spread**2 + 4 * rare * room)) / (2 * room)) ** 2
 
 
 def _interrupted(work: Callable[[], object]) -> bool:

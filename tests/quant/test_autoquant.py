@@ -22,6 +22,7 @@ import quant
 from quant.autoquant import trials as trying
 from quant.autoquant.candidates import CANDIDATES, DYNAMIC, NARROW, WIDE, Candidate, Form, Plan
 from quant.autoquant.costs import Cost
+from quant.autoquant.run import _times_the_samples
 from quant.autoquant.search import Search
 from quant.autoquant.trials import Trial, _rare, _spread, beyond_normal
 from quant.metric import MetricError, MetricWarning, Score
@@ -285,6 +286,30 @@ def test_too_few_samples_for_a_budget_are_said(budget: float, advice: str) -> No
             model, batches, lambda one: one(x).argmax(1) == expected, max_drop=budget, progress=False, clock=Ticks()
         )
     assert result.trials[0].sure_drop == 0.0  # the float model loses nothing of its own
+
+
+@pytest.mark.parametrize(("spread", "rare"), [(0.03, 0.0), (0.0, 0.02), (0.03, 0.02), (1e-9, 0.5)])
+def test_the_number_of_samples_that_would_do_brings_the_doubt_to_the_room(spread: float, rare: float) -> None:
+    times = _times_the_samples(0.01, spread + rare, rare)
+    assert times is not None
+    assert times > 1
+    assert spread / math.sqrt(times) + rare / times == pytest.approx(0.01)
+    assert _times_the_samples(0.0, spread + rare, rare) is None
+
+
+def test_a_budget_that_only_the_spread_of_the_samples_misses_is_said() -> None:
+    """Half of the samples gain and half lose: the mean is held, and few samples cannot show it."""
+    model, batches = nn.Sequential(nn.Linear(8, 8)).eval(), [torch.randn(16, 8) for _ in range(2)]
+    x, swing = torch.randn(4, 8), torch.tensor([0.1, -0.1]).repeat(200)
+
+    def scores(one: nn.Module) -> Tensor:
+        if not one(x).any():  # a model of zeros scores less, as in any metric
+            return torch.zeros(400)
+        return torch.ones(400) + (0 if one is model else swing)
+
+    # 1.645 * 0.1 / 20 is 0.0082, what few differences hide is 0.0004, and 1149 samples bring the two to 0.005
+    with pytest.warns(MetricWarning, match=r"over 400 samples, .* 0\.0086 .*max_drop=0\.005 .*score some 11\d\d, or"):
+        quant.autoquant(model, batches, scores, max_drop=0.005, progress=False, clock=Ticks())
 
 
 def test_few_samples_are_no_reason_where_a_model_keeps_the_budget() -> None:
