@@ -45,19 +45,25 @@ struct Planes {
   int64_t units() const { return divided_up(pieces, together); }
   int64_t unit_size() const { return std::min(kBlock, together * layout.inner); }
 
-  // fn(piece, channel, offset, length) for each piece of a block.
+  // Pieces of one length that lie one after the other, of neighbouring channels.
+  struct Run {
+    int64_t piece, count, channel, offset, length;
+  };
+
+  // fn(run) for each run of a block.
   template <class Fn>
-  void each_piece(int64_t unit, const Fn& fn) const {
-    const int64_t first = unit * together, last = std::min(pieces, first + together);
-    int64_t channel = first / parts % layout.channels;
-    for (int64_t piece = first; piece < last; ++piece) {
-      const int64_t begin = piece % parts * kBlock;
-      fn(piece, channel, piece / parts * layout.inner + begin, std::min(kBlock, layout.inner - begin));
-      if (++channel == layout.channels) channel = 0;  // with several parts a block is one piece
+  void each_run(int64_t unit, const Fn& fn) const {
+    int64_t piece = unit * together;
+    const int64_t last = std::min(pieces, piece + together);
+    while (piece < last) {
+      const int64_t begin = piece % parts * kBlock, channel = piece / parts % layout.channels;
+      const int64_t count = std::min(last - piece, layout.channels - channel);  // with several parts a block is one piece
+      fn(Run{piece, count, channel, piece / parts * layout.inner + begin, std::min(kBlock, layout.inner - begin)});
+      piece += count;
     }
   }
 
-  // prepare(channel, offset, length, low, high, total) goes over a piece first, as the kernel `extremes` does.
+  // prepare(run, low, high, totals) goes over a run first, as the kernel `extremes` does.
   template <class Prepare, class Look>
   void pass(const float* x, int64_t begin, int64_t end, const Prepare& prepare, Look& look, double* piece_sums) const {
     Zeroed zeroed;
@@ -65,16 +71,17 @@ struct Planes {
       int64_t start = -1, n = 0;
       Seen extremes;
       bool finite = true;
-      each_piece(unit, [&](int64_t piece, int64_t channel, int64_t offset, int64_t length) {
-        if (start < 0) start = offset;
-        finite &= prepare(channel, offset, length, &extremes.low, &extremes.high, piece_sums ? piece_sums + piece : nullptr);
-        n += length;
+      each_run(unit, [&](const Run& run) {
+        if (start < 0) start = run.offset;
+        finite &= prepare(run, &extremes.low, &extremes.high, piece_sums ? piece_sums + run.piece : nullptr);
+        n += run.count * run.length;
       });
       look.add(x + start, n, extremes, finite);
       if (finite || !piece_sums) continue;
       const float* values = zeroed(x + start, n);
-      each_piece(unit, [&](int64_t piece, int64_t, int64_t offset, int64_t length) {
-        piece_sums[piece] = row_kernels().sum(values + (offset - start), length);
+      each_run(unit, [&](const Run& run) {
+        for (int64_t i = 0; i < run.count; ++i)
+          piece_sums[run.piece + i] = row_kernels().sum(values + (run.offset - start) + i * run.length, run.length);
       });
     }
   }
@@ -174,8 +181,8 @@ Seen count_values(const float* x, const ChannelLayout& layout, const Prepare& pr
 }
 
 auto as_it_is(const float* x) {
-  return [x](int64_t, int64_t offset, int64_t length, float* low, float* high, double* total) {
-    return row_kernels().extremes(x + offset, length, low, high, total);
+  return [x](const Planes::Run& run, float* low, float* high, double* totals) {
+    return row_kernels().extremes(x + run.offset, run.count, run.length, low, high, totals);
   };
 }
 
@@ -203,10 +210,9 @@ Seen observe_activation(const float* x, const ChannelLayout& layout, const Histo
 }
 
 Seen observe_normalized(float* x, const ChannelLayout& layout, const Normalization& by, const HistogramRow& row, float* sums) {
-  const auto normalize = [&](int64_t channel, int64_t offset, int64_t length, float* low, float* high, double* total) {
-    const Normalizer how{by.scale[channel], by.shift[channel], by.low, by.high, by.contracted};
-    row_kernels().normalize(x + offset, length, how, x + offset);
-    return row_kernels().extremes(x + offset, length, low, high, total);
+  const auto normalize = [&](const Planes::Run& run, float* low, float* high, double* totals) {
+    const Normalizer how{by.scale + run.channel, by.shift + run.channel, by.low, by.high, by.contracted};
+    return row_kernels().normalize_planes(x + run.offset, run.count, run.length, how, low, high, totals);
   };
   return observe(x, layout, normalize, true, row, sums);
 }

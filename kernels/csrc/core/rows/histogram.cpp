@@ -44,7 +44,7 @@ BinCounter::~BinCounter() {
 
 bool BinCounter::add(const float* x, int64_t n, Seen& seen) {
   Seen block;
-  const bool finite = row_kernels().extremes(x, n, &block.low, &block.high, nullptr);
+  const bool finite = row_kernels().extremes(x, 1, n, &block.low, &block.high, nullptr);
   add(x, n, block, finite, seen);
   return finite;
 }
@@ -54,7 +54,7 @@ void BinCounter::add(const float* x, int64_t n, Seen block, bool finite, Seen& s
     block = Seen{};
     n = keep_finite(x, n, block);
     x = finite_;
-    row_kernels().extremes(x, n, &block.low, &block.high, nullptr);
+    row_kernels().extremes(x, 1, n, &block.low, &block.high, nullptr);
   }
   seen.add(block);
   const int64_t outside = row_kernels().bin_indices(x, n, inverse_, static_cast<int32_t>(bins_ / 2), index_);

@@ -29,7 +29,7 @@ bool all_finite(const float* x, int64_t n, Ends& ends) {
   std::mutex merging;
   each_range(n, kGrain, [&](int64_t begin, int64_t end) {
     Ends mine;
-    const bool all = row_kernels().extremes(x + begin, end - begin, &mine.low, &mine.high, nullptr);
+    const bool all = row_kernels().extremes(x + begin, 1, end - begin, &mine.low, &mine.high, nullptr);
     const std::lock_guard lock(merging);
     finite &= all;
     ends = {std::min(ends.low, mine.low), std::max(ends.high, mine.high)};

@@ -47,9 +47,9 @@ struct CellKind {
 };
 
 struct Normalizer {
-  float scale, shift;
-  float low, high;  // infinite where there is no clamp
-  bool contracted;  // whether x * scale is rounded only with the sum
+  const float *scale, *shift;  // of each plane
+  float low, high;             // infinite where there is no clamp
+  bool contracted;             // whether x * scale is rounded only with the sum
 };
 
 constexpr int64_t kIndexRoom = 16;
@@ -77,9 +77,9 @@ struct RowKernels {
   // x[offsets[t] + c] * weight[t * channels + c].
   void (*depthwise)(const uint8_t* x, const int64_t* offsets, int64_t taps, const int8_t* weight, int64_t channels,
                     int32_t* sums);
-  // low and high take in the smallest and largest of x, and `total`, which may be null, gets the `sum`; false where a value is
-  // NaN or inf, and then they mean nothing.
-  bool (*extremes)(const float* x, int64_t n, float* low, float* high, double* total);
+  // low and high take in the smallest and largest of planes (planes, inner) that lie one after the other, and totals (planes,),
+  // which may be null, get the `sum` of each; false where a value is NaN or inf, and then they mean nothing.
+  bool (*extremes)(const float* x, int64_t planes, int64_t inner, float* low, float* high, double* totals);
   // For a histogram (reference_histogram.histogram): bin = trunc(x[i] * inverse), at most half - 1 and at least -half; `index`
   // gets bin + half for each bin that is not 0, in their order, and has room for kIndexRoom more. Returns how many. inverse is
   // a power of two; x is finite.
@@ -94,8 +94,8 @@ struct RowKernels {
   void (*fake_quantize)(const float* x, int64_t n, const FakeQuantizer& by, float* out, bool* inside);
   // grad where `inside`, else 0.
   void (*masked)(const float* grad, const bool* inside, int64_t n, float* out);
-  // x * scale + shift, clamped; NaN stays NaN. `out` may be x.
-  void (*normalize)(const float* x, int64_t n, const Normalizer& by, float* out);
+  // x * scale + shift of each plane, clamped, in place, NaN stays NaN; and the `extremes` of that.
+  bool (*normalize_planes)(float* x, int64_t planes, int64_t inner, const Normalizer& by, float* low, float* high, double* totals);
   // sums[c] += x[r * columns + c], a row after the other.
   void (*add_columns)(const float* x, int64_t rows, int64_t columns, double* sums);
 };
