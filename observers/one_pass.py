@@ -52,19 +52,20 @@ def normalize_and_observe(
         norm: an `nn.BatchNorm1d`, `2d` or `3d` in eval mode, or None.
         clamp: (low, high), infinite for none.
     """
-    if x.dim() < 3 or not x.numel() or not x.is_contiguous() or x.requires_grad:
+    shape = x.shape
+    if len(shape) < 3 or not x.is_contiguous() or x.requires_grad:
         return False
-    if x[0, 0].numel() < SMALLEST_PLANE:
+    if x.numel() < max(1, SMALLEST_PLANE * shape[0] * shape[1]):
         return False
     known = _together(x, observer, means)
-    if known is None or (norm is not None and not _is_frozen(norm, x.shape[1])):
-        return False
+    of_norm = _NO_NORM if norm is None else _frozen(norm, shape[1])
     contracted = contracts()
-    store, axis, averages = known
-    if contracted is None or (averages and axis % x.dim() != 1):
+    if known is None or of_norm is None or contracted is None:
         return False
-    of_norm = _parameters(norm)
-    torch.ops.octet.observe_normalized(x, *of_norm, contracted, *clamp, *_state(store, averages, x.shape[1]))
+    store, axis, averages = known
+    if averages and axis % len(shape) != 1:
+        return False
+    torch.ops.octet.observe_normalized(x, *of_norm, contracted, *clamp, *_state(store, averages, shape[1]))
     return True
 
 
@@ -127,23 +128,37 @@ def _state(observer: HistogramStore, means: Sequence[ChannelMean], channels: int
     return [*own, [buffer for mean in means for buffer in mean.state_for(channels, device)]]
 
 
-def _is_frozen(norm: nn.Module, channels: int) -> bool:
-    """Whether a batch norm normalises by its running statistics, which the compiled pass can read as they lie."""
-    mean, variance, weight, bias, _ = _parameters(norm)
-    if norm.training or mean is None or variance is None:
-        return False
-    return all(one is None or _is_dense(one, channels) for one in (mean, variance, weight, bias))
+_NO_NORM = (None, None, None, None, 0.0)
+
+
+def _frozen(norm: nn.Module, channels: int) -> tuple[Any, ...] | None:
+    """mean, variance, weight, bias and eps of a batch norm of torch's that normalises by its running statistics; None
+    where it does not, or where the compiled pass cannot read them as they lie.
+    """
+    if norm.training:
+        return None
+    mean, variance, weight, bias = (_attribute(norm, name) for name in _OF_NORM)
+    if not _is_dense(mean, channels) or not _is_dense(variance, channels):
+        return None
+    if not all(one is None or _is_dense(one, channels) for one in (weight, bias)):
+        return None
+    return mean, variance, weight, bias, norm.eps
+
+
+_OF_NORM = ("running_mean", "running_var", "weight", "bias")
+
+
+def _attribute(module: nn.Module, name: str) -> Any:
+    """`getattr(module, name)`, of a parameter or buffer in a fifth of its time."""
+    if name not in module.__dict__:
+        for store in (module._parameters, module._buffers):
+            if name in store:
+                return store[name]
+    return getattr(module, name)
 
 
 def _is_dense(one: Any, channels: int) -> bool:
     """Whether it is one float32 value for each channel, on the CPU, side by side."""
     if type(one) not in (Tensor, nn.Parameter) or one.dtype != torch.float32 or not one.is_cpu:
         return False
-    return bool(one.shape == (channels,) and one.is_contiguous())
-
-
-def _parameters(norm: Any) -> tuple[Any, ...]:
-    """mean, variance, weight, bias and eps of a batch norm of torch's, found as its forward finds them."""
-    if norm is None:
-        return None, None, None, None, 0.0
-    return norm.running_mean, norm.running_var, norm.weight, norm.bias, norm.eps
+    return one.dim() == 1 and one.numel() == channels and bool(one.is_contiguous())

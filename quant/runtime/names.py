@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -31,10 +32,18 @@ def submodule(root: nn.Module, path: str) -> nn.Module:
     Raises:
         AttributeError: there is no such submodule.
     """
-    module: nn.Module | None = root
-    for part in path.split(".") if path else ():
-        module = None if module is None else child_of(module, part)
-    return root.get_submodule(path) if module is None else module
+    module = root
+    for part in _parts(path):
+        child = child_of(module, part)
+        if child is None:
+            return root.get_submodule(path)
+        module = child
+    return module
+
+
+@functools.lru_cache(maxsize=1 << 14)
+def _parts(path: str) -> tuple[str, ...]:
+    return tuple(path.split(".")) if path else ()
 
 
 def put_module(root: nn.Module, path: str, module: nn.Module) -> nn.Module:

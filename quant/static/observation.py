@@ -54,10 +54,10 @@ class Tail:
         return last.index
 
     @functools.cached_property
-    def modules(self) -> tuple[str, ...]:
-        """The names of those among them that are modules."""
+    def module_calls(self) -> tuple[Node, ...]:
+        """Those among them that call modules."""
         nodes = (self.conv, self.norm, self.activation)
-        return tuple(one.target for one in nodes if one is not None and one.kind is Kind.MODULE)
+        return tuple(one for one in nodes if one is not None and one.kind is Kind.MODULE)
 
     def observed(self, y: Any, root: nn.Module, observer: nn.Module, means: Sequence[nn.Module]) -> bool:
         """Compute the tail in the convolution's output and show it; False, with nothing done, where torch has to.
@@ -66,10 +66,13 @@ class Tail:
         """
         if type(y) is not Tensor or torch.is_grad_enabled() or _is_watched():
             return False
-        modules = [submodule(root, path) for path in self.modules]
-        if not all(map(is_untouched, modules)):
-            return False
-        norm = None if self.norm is None else submodule(root, self.norm.target)
+        norm = None
+        for node in self.module_calls:
+            module = submodule(root, node.target)
+            if not is_untouched(module):
+                return False
+            if node is self.norm:
+                norm = module
         return (norm is None or type(norm) in NORMS) and normalize_and_observe(y, norm, self.clamp, observer, means)
 
 
