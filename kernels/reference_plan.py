@@ -370,10 +370,15 @@ def _of_finite(table: OpTable) -> dict[str, Callable[..., Any]]:
 def run_plan_of_finite(
     inputs: Sequence[Tensor], constants: Sequence[Tensor], program: str, *, table: OpTable = OPS
 ) -> list[Tensor]:
-    """`run_plan`, or an empty list where a value to be quantised is NaN or inf, which no integer represents."""
+    """`run_plan`, or an empty list where a value to be quantised is NaN or inf, which no integer represents.
+
+    A later line whose shapes do not fit is an error all the same: the kernels look at those of all lines first.
+    """
     try:
         return run_plan(inputs, constants, program, table=_of_finite(table))
     except _NotFinite:
+        with contextlib.suppress(IndexError):  # an index, which they read later
+            run_plan(inputs, constants, program, table=table)
         return []
 
 

@@ -126,6 +126,16 @@ def test_an_index_of_no_part_names_the_line(name: str) -> None:
                 call(inputs, [], program)
 
 
+@pytest.mark.parametrize(("shape", "dim"), [((3, 0), 0), ((0, 3), 1), ((2, 3, 0), 1)])
+def test_an_index_by_which_nothing_is_added_is_refused_too(shape: tuple[int, ...], dim: int) -> None:
+    one = (*shape[:dim], 1, *shape[dim + 1 :])
+    program = text(f"%9 = index_add x=%0 dim={dim} index=%1 source=%2", inputs=3)
+    check(program, [reals(*shape), torch.tensor([2]), reals(*one)], torch.zeros(shape))
+    for call in (lambda *given: torch.ops.octet.run_plan(*given, ""), reference_plan.run_plan):
+        with pytest.raises(IndexError, match="index 3 is outside a dimension of 3"):
+            call([reals(*shape), torch.tensor([3]), reals(*one)], [], program)
+
+
 def test_no_part_of_nothing_is_added_to() -> None:
     inputs = [reals(0, 3), torch.tensor([0]), reals(1, 3)]
     program = text("%9 = index_add x=%0 dim=0 index=%1 source=%2", inputs=3)

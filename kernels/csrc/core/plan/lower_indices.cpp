@@ -36,9 +36,10 @@ PlanView without(PlanView view, int64_t dim) {
 }
 
 // x, and to its place index[i, ...] of `dim` is added source[i, ...], in the order of i. Threads have parts of that dimension, so that the
-// order of additions is the same for any number of them.
+// order of additions is the same for any number of them. `one_for_all`: index[i, ...] is one number, which is there where source[i, ...]
+// holds nothing too.
 PlanView added_up(PlanBuilder& b, const Operation& operation, const PlanView& x, int64_t dim, const PlanView& index,
-                  const PlanView& source) {
+                  const PlanView& source, bool one_for_all) {
   for (int64_t d = 0; d < x.rank(); ++d)
     expect(operation, index.sizes[d] <= source.sizes[d] && (d == dim || index.sizes[d] <= x.sizes[d]),
            "its indices have more values than there are to add, or to add to");
@@ -52,6 +53,8 @@ PlanView added_up(PlanBuilder& b, const Operation& operation, const PlanView& x,
     const int64_t* const at = index.indices(frame);
     const float* const in = source.reals(frame);
     float* const to = out.reals_out(frame);
+    if (one_for_all && loops.rows() * length == 0)  // nothing is added, and the indices are wrong or not
+      for (int64_t i = 0; i < n; ++i) place_of(at[i * index.strides[dim]], size, false, line);
     const int64_t grain = kAdditionsPerThread * size / std::max<int64_t>(1, n * loops.rows() * length);
     // Of no places too there is one part, which refuses all indices.
     each_range(std::max<int64_t>(1, size), std::max<int64_t>(1, grain), [&](int64_t begin, int64_t end) {
@@ -129,7 +132,7 @@ PlanView lower(PlanBuilder& b, const Operation& operation, const op::IndexAdd& b
   Sizes strides(source.sizes.size(), 0);
   strides[dim] = index.strides[0];
   index.sizes = source.sizes, index.strides = strides;
-  return added_up(b, operation, x, dim, index, source);
+  return added_up(b, operation, x, dim, index, source, true);
 }
 
 PlanView lower(PlanBuilder& b, const Operation& operation, const op::ScatterAdd& by) {
@@ -137,7 +140,7 @@ PlanView lower(PlanBuilder& b, const Operation& operation, const op::ScatterAdd&
   const PlanView index = indices_of(b, operation, by.index);
   const int64_t dim = dimension(operation, by.dim, x.rank());
   expect(operation, index.rank() == x.rank() && source.rank() == x.rank(), "its operands differ in dimensions");
-  return added_up(b, operation, x, dim, index, source);
+  return added_up(b, operation, x, dim, index, source, false);
 }
 
 }  // namespace octet
