@@ -761,7 +761,7 @@ def program(kind: str, draws: Draws) -> Program:
 
 
 def rounding_of_norms(p: Program, inputs: Sequence[Tensor]) -> float:
-    """How far apart norms of equal values may be: what their mean is rounded by is divided by the root of `eps` alone."""
+    """How far apart norms of equal values may be: the rounding of their mean is divided by the root of `eps` alone."""
     eps = [float(line.settings["eps"]) for line in p.lines if line.op.endswith("_norm")]
     reals = [one for one in (*inputs, *p.constants) if one.dtype == torch.float32 and one.numel()]
     if not eps or not reals:
