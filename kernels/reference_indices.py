@@ -28,7 +28,7 @@ def index_select(x: Tensor, dim: int, index: Tensor, negative: bool) -> Tensor:
     places = index.where(index >= 0, index + size) if negative else index
     chosen = x.index_select(dim, places.reshape(-1))
     before = x.shape[: dim % x.dim()]
-    return chosen.reshape(*before, *index.shape, *x.shape[len(before) + 1 :])
+    return chosen.reshape([*before, *index.shape, *x.shape[len(before) + 1 :]])
 
 
 def index_add(x: Tensor, dim: int, index: Tensor, source: Tensor) -> Tensor:

@@ -130,8 +130,11 @@ def avg_pool(
 
 
 def _pooled(q: Tensor, kernel: Sequence[int | None]) -> Tensor:
-    """The input of a pool: torch takes a volume without a batch for an image, and refuses it channels last."""
-    return q.contiguous() if q.dim() == len(kernel) + 1 else q
+    """The input of a pool: torch takes a volume without a batch for an image, and refuses it channels last.
+
+    What is contiguous may have the strides of channels last too, in dimensions of size 1: a copy has not.
+    """
+    return q.clone(memory_format=torch.contiguous_format) if q.dim() == len(kernel) + 1 else q
 
 
 def adaptive_avg_pool(

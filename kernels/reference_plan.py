@@ -372,13 +372,12 @@ def run_plan_of_finite(
 ) -> list[Tensor]:
     """`run_plan`, or an empty list where a value to be quantised is NaN or inf, which no integer represents.
 
-    A later line whose shapes do not fit is an error all the same: the kernels look at those of all lines first.
+    A later line that does not fit is an error all the same, as it is of the kernels, which run to the end.
     """
     try:
         return run_plan(inputs, constants, program, table=_of_finite(table))
     except _NotFinite:
-        with contextlib.suppress(IndexError):  # an index, which they read later
-            run_plan(inputs, constants, program, table=table)
+        run_plan(inputs, constants, program, table=table)
         return []
 
 

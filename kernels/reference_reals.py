@@ -35,7 +35,7 @@ def instance_norm(x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: fl
         x: (N, C, ...), with more than one pixel.
         weight, bias: (C,).
     """
-    return F.group_norm(x, x.shape[1], weight, bias, eps)  # torch's instance norm takes no empty batch
+    return group_norm(x, x.shape[1], weight, bias, eps)  # torch's instance norm takes no empty batch
 
 
 def rms_norm(x: Tensor, weight: Tensor | None, eps: float, size: int) -> Tensor:
@@ -54,8 +54,12 @@ def group_norm(x: Tensor, groups: int, weight: Tensor | None, bias: Tensor | Non
         x: (N, C, ...).
         groups: a divisor of C.
         weight, bias: (C,).
+
+    In double: torch takes the square of the mean from the mean of squares, which of two values 1.912 and 1.901 leaves
+    half a percent of error.
     """
-    return F.group_norm(x, groups, weight, bias, eps)
+    own = [None if one is None else one.double() for one in (weight, bias)]
+    return F.group_norm(x.double(), groups, *own, eps).to(torch.float32)
 
 
 def attention(q: Tensor, k: Tensor, v: Tensor, scale: float | None, causal: bool, mask: Tensor | None = None) -> Tensor:

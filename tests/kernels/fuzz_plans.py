@@ -767,7 +767,7 @@ def rounding_of_norms(p: Program, inputs: Sequence[Tensor]) -> float:
     if not eps or not reals:
         return 0.0
     largest = max(float(one.nan_to_num(0, 0, 0).abs().max()) for one in reals)
-    return 2**-21 * largest / math.sqrt(max(min(eps), 1e-12))
+    return 2**-19 * largest / math.sqrt(max(min(eps), 1e-12))
 
 
 def differs(found: Any, expected: Any, exact: Sequence[bool], slack: float = 0.0) -> str:

@@ -395,7 +395,13 @@ def observe_histogram(draws: Draws) -> list[Any]:
 def channel_sums(draws: Draws) -> list[Any]:
     shape = shape_of(draws, _most(draws), (2, 1, 3, 4))
     axis = draws.below(len(shape))
-    return [reals(draws, shape), axis - len(shape) if draws.below(2) else axis]
+    x = operand(draws, _summed(real_values(draws, shape)))
+    return [x, axis - len(shape) if draws.below(2) else axis]
+
+
+def _summed(x: Tensor) -> Tensor:
+    """The largest values of one sign: what is left where they cancel depends on the order of the sum."""
+    return torch.where((x.abs() > 1e38) & x.isfinite(), x.abs(), x)
 
 
 def _means(draws: Draws, channels: int) -> list[Tensor]:
@@ -419,7 +425,7 @@ def observe_normalized(draws: Draws) -> list[Any]:
         g = draws.generator()
         by = [torch.randn(channels, generator=g), torch.rand(channels, generator=g) + 0.1, real_vector(draws, channels)]
         by = [one if one is None else MEMORY.copy(one) for one in (*by, real_vector(draws, channels))]
-    x = MEMORY.copy(real_values(draws, shape), at_end=bool(draws.below(2) == 0))
+    x = MEMORY.copy(_summed(real_values(draws, shape)), at_end=bool(draws.below(2) == 0))
     ends = draws.choice(((-math.inf, math.inf), (0.0, 6.0)))
     return [x, *by, 1e-5, bool(contracts()), *ends, *_observed(draws, 1), _means(draws, channels)]
 

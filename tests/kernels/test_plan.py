@@ -278,6 +278,21 @@ def test_a_mean_over_more_than_a_volume_is_refused(compiled: Backend) -> None:
     same(torch.ops.octet.run_plan([x[:, :, 0, :1]], [], image, compiled.name), expected)
 
 
+POOLED = {
+    "max": "max_pool q=%0 kernel=2,2,2 stride=- padding=1 dilation=1 ceil_mode=False",
+    "mean": f"avg_pool q=%0 kernel=1,2,1 {MEAN} stride=- padding=0 ceil_mode=False {PADDED}",
+}
+
+
+@pytest.mark.parametrize("pool", POOLED)
+def test_a_volume_without_a_batch_may_lie_like_an_image(compiled: Backend, pool: str) -> None:
+    """By its strides in dimensions of size 1, torch takes it for one of channels last."""
+    x, program = integers(1, 1, 2, 1), text(f"%9 = {POOLED[pool]}", inputs=1)
+    for strides in ((2, 1, 1, 1), (2, 2, 1, 1), (2, 1, 1, 2)):
+        one = x.as_strided(x.shape, strides)
+        same(torch.ops.octet.run_plan([one], [], program, compiled.name), reference_plan.run_plan([one], [], program))
+
+
 def network() -> tuple[list[Tensor], list[Tensor], str]:
     """Float in, float out, with a value that is read twice, one that is given out on the way, and two inputs."""
     x = torch.randn(2, 6, 9, 9, generator=generator())

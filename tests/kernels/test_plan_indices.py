@@ -46,6 +46,11 @@ def test_parts_are_taken(shape: tuple[int, ...], negative: bool) -> None:
     check(text(program.format(1), inputs=2), [bytes_of, index], bytes_of[:, index])
 
 
+def test_one_index_takes_one_value_of_a_vector() -> None:
+    x = reals(4)
+    check(text("%9 = index_select x=%0 dim=0 index=%1 negative=False", inputs=2), [x, torch.tensor(2)], x[2])
+
+
 def test_indices_are_moved_and_taken_themselves() -> None:
     edges, order, x = places(9, 2, 30), places(30, 11), reals(9, 4)
     lines = ("%2 = select x=%1 dim=0 index=1", "%3 = index_select x=%2 dim=0 index=%4 negative=False",

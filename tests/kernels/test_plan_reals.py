@@ -316,3 +316,15 @@ def test_constants_are_joined_and_added() -> None:
     assert torch.equal(got, torch.cat([token.expand(3, -1, -1), x], 1) + places)
     assert torch.equal(constant, places)
     assert constant.data_ptr() != places.data_ptr()
+
+
+def test_norms_of_values_near_one_another_are_precise() -> None:
+    """Of two values 0.01 apart near 2 float32 keeps their difference; squares of them would lose it."""
+    x = torch.tensor([1.911828279, 1.900890231]).reshape(1, 1, 1, 2)
+    half = (x[0, 0, 0, 0].double() - x[0, 0, 0, 1].double()) / 2
+    expected = half / (half**2 + 1e-5).sqrt()
+    for line in ("instance_norm x=%0 weight=- bias=- eps=1e-05", "group_norm x=%0 groups=1 weight=- bias=- eps=1e-05"):
+        program = text(f"%9 = {line}", inputs=1)
+        for call in (lambda *given: torch.ops.octet.run_plan(*given, ""), reference_plan.run_plan):
+            (found,) = call([x], [], program)
+            assert found[0, 0, 0, 0].item() == pytest.approx(expected.item(), rel=1e-4)
