@@ -58,8 +58,8 @@ def group_norm(x: Tensor, groups: int, weight: Tensor | None, bias: Tensor | Non
     In double: torch takes the square of the mean from the mean of squares, which of two values 1.912 and 1.901 leaves
     half a percent of error.
     """
-    own = [None if one is None else one.double() for one in (weight, bias)]
-    return F.group_norm(x.double(), groups, *own, eps).to(torch.float32)
+    gain, shift = (None if one is None else one.double() for one in (weight, bias))
+    return F.group_norm(x.double(), groups, gain, shift, eps).to(torch.float32)
 
 
 def attention(q: Tensor, k: Tensor, v: Tensor, scale: float | None, causal: bool, mask: Tensor | None = None) -> Tensor:

@@ -44,6 +44,7 @@ from quant.static.kept_graph import graph_of
 from quant.static.module_replacement import remove_unread
 from quant.static.outlier_check import float_norms, leave_float
 from quant.static.prepared import Prepared
+from quant.static.recurrent_ranges import agree_on_recurrent
 from quant.static.removed_tensors import remove_parametrizations
 from quant.static.replaceable_steps import origin_of
 from quant.static.report_entries import Entries, make_report, note_dtypes, note_programs
@@ -111,6 +112,7 @@ def _converted(prepared: nn.Module, backend: str | None) -> nn.Module:
     _say_non_finite(prepared, model)
     check_trained(model)
     dynamic = _leave_float(model, info)
+    agree_on_recurrent(all_runners(model).values())
     ranges = _calibrated(model)
     tensors = sizes_before(model)
     float_model, scaled = fingerprint(model), list(columns_of(model))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -33,17 +32,12 @@ def submodule(root: nn.Module, path: str) -> nn.Module:
         AttributeError: there is no such submodule.
     """
     module = root
-    for part in _parts(path):
+    for part in path.split(".") if path else ():
         child = child_of(module, part)
         if child is None:
             return root.get_submodule(path)
         module = child
     return module
-
-
-@functools.lru_cache(maxsize=1 << 14)
-def _parts(path: str) -> tuple[str, ...]:
-    return tuple(path.split(".")) if path else ()
 
 
 def put_module(root: nn.Module, path: str, module: nn.Module) -> nn.Module:

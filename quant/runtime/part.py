@@ -19,7 +19,8 @@ from quant.runtime.values import Shape
 class Part:
     """The forward of a part: its stretch of the surrounding program, with float inputs and outputs.
 
-    A part that the model calls twice uses the ranges of the first call.
+    A part that the model calls twice uses the ranges of the first call. Called by the user's own forward, for a call
+    that no program stands for, it runs as it is.
 
     Attributes:
         path: dotted name of the part in the captured module.
@@ -44,9 +45,9 @@ class Part:
 
     def _run_program(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         program = self.program
+        if is_falling_back():  # as its layers, which take a range of the call: what comes from there no calibration saw
+            raise CaptureMismatch(f"{self.path}: no program stands for the call around it")
         if isinstance(program, str):
-            if is_falling_back():  # the caller computes the layers that this part is fused with
-                raise CaptureMismatch(f"{self.path}: {program}")
             raise RuntimeError(
                 f"{self.path}: cannot be called by itself after conversion, because {program}; call the "
                 "module around it, or leave it float by the recipe"

@@ -34,6 +34,7 @@ from quant.runtime.programs import RESERVED
 from quant.static.dynamic_fallback import dynamic_part, dynamic_settings, without_runner
 from quant.static.folds import agree
 from quant.static.outlier_check import leave_float
+from quant.static.recurrent_ranges import agree_on_recurrent
 from quant.static.registered_layers import registered_layer
 from quant.static.runner import GraphRunner, rounding, runners, unwrapped
 from quant.static.step_simulation import simulated
@@ -68,6 +69,7 @@ def simulating(prepared: nn.Module, *, exact: bool = False) -> Iterator[nn.Modul
                 leave_float(seen, info.recipe)
             for one in programs:
                 one.known = {}
+        agree_on_recurrent(one for first in runners(model).values() for one in first.programs())
         if info is not None:
             for module, qconfig in _becoming_dynamic(model, info):
                 stand_in = _stand_in(module, qconfig)
@@ -85,6 +87,7 @@ def as_converted(programs: list[GraphRunner], recipe: Recipe) -> Iterator[None]:
         leave_float(programs, recipe)
         for one in programs:
             one.known = {}
+        agree_on_recurrent(programs)
         yield
 
 

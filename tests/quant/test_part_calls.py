@@ -83,3 +83,27 @@ def test_none_for_a_tensor_that_a_part_took() -> None:
     assert decibels(q(x, mask), model(x, mask)) > 20.0
     assert decibels(q(x, None), model(x, None)) > 20.0
     assert decibels(q.inner(x, None), model.inner(x, None)) > 20.0
+
+
+class Halved(nn.Module):
+    """Another branch for long sequences, in which the part sees much larger values."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.before, self.part = nn.Linear(16, 16), nn.Sequential(nn.Linear(16, 16), nn.Tanh())
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.before(x)
+        y = y * 3.0 if y.shape[1] > 8 else y * 0.1 + 0.1
+        result: Tensor = self.part(y)
+        return result
+
+
+@torch.no_grad()
+@pytest.mark.filterwarnings("ignore::quant.runtime.uncaptured.UncapturedCall")
+def test_a_part_takes_a_range_of_the_call_where_no_program_stands_for_that_around_it() -> None:
+    model = Halved().eval()
+    q = quant.quantize_static(model, [torch.randn(8, 6, 16) for _ in range(4)])
+    for length in (6, 12):
+        x = torch.randn(8, length, 16)
+        assert decibels(q(x), model(x)) > 28

@@ -387,3 +387,42 @@ def test_a_converted_model_exports() -> None:
     expected = converted(x)
     exported = torch.export.export(converted, (x,)).module()
     assert torch.equal(exported(x), expected)
+
+
+class Shifted(nn.Module):
+    """Two programs, whose recurrent layer, or cell, sees other ranges."""
+
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.rnn: Any = {"gru": nn.GRU, "lstm": nn.LSTM, "cell": nn.GRUCell}[kind](16, 16)
+        self.after = nn.Linear(16, 16)
+
+    def forward(self, x: Tensor, other: Tensor | None = None) -> Tensor:
+        y = self.rnn(x if other is None else x + other)
+        result: Tensor = self.after(y if isinstance(y, Tensor) else y[0])
+        return result
+
+
+@pytest.mark.parametrize("kind", ["gru", "lstm", "cell"])
+@pytest.mark.parametrize("wider_first", [False, True])
+def test_programs_that_call_one_layer_agree_on_its_ranges(kind: str, wider_first: bool) -> None:
+    model, generator = Shifted(kind).eval(), torch.Generator().manual_seed(1)
+
+    def values() -> Tensor:
+        return torch.randn(*((9,) if kind == "cell" else (7, 9)), 16, generator=generator) * 0.3
+
+    def call(wider: bool) -> tuple[Tensor, ...]:
+        return (values(), 3 * values()) if wider else (values(),)
+
+    with torch.no_grad():
+        prepared = prepare(model, call(wider_first), RECIPE)
+        for turn in range(6):
+            prepared(*call(turn % 2 == 0))
+        converted = convert(copy.deepcopy(prepared))
+        for wider in (False, True):
+            given = call(wider)
+            found = converted(*given)
+            assert error(model(*given), found) < 0.05
+            with simulating(prepared, exact=True):
+                assert error(prepared(*given), found) < 1e-3
