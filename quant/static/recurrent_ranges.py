@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable
 
+from quant.fusion.concat_ranges import Groups
 from quant.kernels import QParams, choose_qparams
 from quant.observers import NoDataSeen
 from quant.ops.step import is_recurrent
@@ -41,20 +42,20 @@ def agree_on_recurrent(programs: Iterable[Ranges]) -> None:
 
 def _groups(runners: list[Ranges]) -> list[list[Place]]:
     """Slots of different programs that hold the same numbers of recurrent layers."""
-    uses: dict[tuple[int, str], list[Place]] = defaultdict(list)
+    places: dict[Place, int] = {}
+    uses: dict[tuple[int, str], list[int]] = defaultdict(list)
     for place, runner in enumerate(runners):
         fused = runner.fused
         for step in filter(is_recurrent, fused.steps):
             module = attribute(runner.root, fused.graph.nodes[step.nodes[0]].target)
             slots = {INPUT: fused.slot_of[step.inputs[0]], **fused.inner_slots(step)}
             for name, slot in slots.items():
-                uses[id(module), name].append((place, slot))
-    groups: dict[Place, list[Place]] = {}
-    for places in uses.values():
-        together = list(dict.fromkeys(one for place in places for one in groups.get(place, [place])))
-        groups.update(dict.fromkeys(together, together))
-    apart = {id(group): group for group in groups.values()}
-    return [group for group in apart.values() if len({place for place, _ in group}) > 1]
+                uses[id(module), name].append(places.setdefault((place, slot), len(places)))
+    groups, known = Groups(range(len(places))), list(places)
+    for first, *others in uses.values():
+        for other in others:
+            groups.join(first, other)
+    return [[known[one] for one in group] for group in groups.all().values() if len(group) > 1]
 
 
 def _own(runner: Ranges, slot: str) -> QParams | None:

@@ -103,7 +103,7 @@ def _last_bit(found: Tensor, expected: Tensor) -> str:
 COMPARISONS: dict[str, Callable[[Tensor, Tensor], str]] = {
     "rnn_layer": _recurrent,
     "rnn_layer_static": _recurrent,
-    "embedding_bag": _near(1e-4, 1e-4, 1e-5),  # rows of a bag may cancel
+    "embedding_bag": _near(1e-4, 1e-4, 1e-6),  # rows of a bag may cancel, in float32
     "batch_statistics": _last_bit,
     "channel_sums": _last_bit,
     "observe_activation": _last_bit,
