@@ -20,7 +20,8 @@ from quant.kernels.recurrent.kind import RecurrentKind
 from quant.runtime import nonfinite
 from quant.runtime.layers.quant_module import QuantModule
 from quant.runtime.layers.recurrent_module import Int8Cell, Int8Direction, Int8Sequence, Int8Tensors
-from quant.runtime.layers.recurrent_walk import Sizes, run_cell, run_layers
+from quant.runtime.layers.recurrent_walk import Run, Sizes, run_cell, run_layers
+from quant.runtime.own_forward import is_falling_back
 
 
 @dataclass(frozen=True)
@@ -120,6 +121,34 @@ class _Static(QuantModule):
             quantized,
         )
 
+    def call_dynamic(
+        self, direction: Int8Direction, x: Tensor, batch_sizes: Tensor | None, h: Tensor, c: Tensor | None
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """One layer and direction on float32 x, each row of which, and of the states, has a range of its own."""
+        if x.dtype != torch.float32:
+            raise TypeError(f"layer {self.layer_name or '(root)'!r}: input is {x.dtype}, expected torch.float32")
+        backend = dispatch.current(self.backend)
+        compute = backend.rnn_layer if self._kind.native else partial(Backend.rnn_layer, backend)
+        return compute(
+            x,
+            batch_sizes,
+            h,
+            c,
+            direction.q_weight_ih,
+            direction.scale_ih,
+            direction.columns_ih,
+            8,
+            True,
+            direction.q_weight_hh,
+            direction.scale_hh,
+            direction.bias_ih,
+            direction.bias_hh,
+            direction.q_weight_hr,
+            direction.scale_hr,
+            direction.mode,
+            direction.reverse,
+        )
+
     def _load_from_state_dict(self, *args: Any, **kwargs: Any) -> None:
         super()._load_from_state_dict(*args, **kwargs)
         self.derive()
@@ -164,12 +193,25 @@ class StaticRecurrent(_Static, Int8Sequence):
         self._take(ranges)
 
     def forward(self, input: Any, hx: Any = None) -> Any:
-        """Float32 in and out: (y, (h, c)), or (y, h)."""
+        """Float32 in and out: (y, (h, c)), or (y, h). With ranges of the call in a user's forward that runs as it is."""
         packed, seen = isinstance(input, PackedSequence), dict[int, Any]()
         nonfinite.note(input.data if packed else input, seen)
         nonfinite.note_recurrent(self, input, hx, seen)
+        if is_falling_back():
+            return nonfinite.spoiled(self.dynamic(input, hx), seen)
         data = self.quantize(input.data if packed else input)
         return nonfinite.spoiled(self.compute(input._replace(data=data) if packed else data, hx), seen)
+
+    def dynamic(self, input: Any, hx: Any = None) -> Any:
+        """Float32 in and out, with ranges that are taken of the call."""
+
+        def run(
+            layer: int, reverse: bool, x: Tensor, batch_sizes: Tensor | None, h: Tensor, c: Tensor | None
+        ) -> tuple[Tensor, Tensor, Tensor]:
+            direction: Any = self.directions[layer * self.num_directions + reverse]
+            return self.call_dynamic(direction, x, batch_sizes, h, c)
+
+        return self._named_run(run, input, hx)
 
     def compute(self, input: Any, hx: Any = None, *, quantized: bool = False) -> Any:
         """uint8 in, as a tensor or a PackedSequence; y in uint8 by the last layer's range, or in float32.
@@ -184,6 +226,9 @@ class StaticRecurrent(_Static, Int8Sequence):
             integers = quantized or layer + 1 < self.num_layers
             return self.call(direction, layer, x, batch_sizes, h, c, integers)
 
+        return self._named_run(run, input, hx)
+
+    def _named_run(self, run: Run, input: Any, hx: Any) -> Any:
         try:
             return run_layers(self._kind, self, input, hx, run)
         except (TypeError, ValueError) as error:
@@ -200,11 +245,26 @@ class StaticCell(_Static, Int8Cell):
         self._take(ranges)
 
     def forward(self, input: Tensor, hx: Any = None) -> Any:
-        """float32 (batch, input) or (input,) -> h, or (h, c), of (batch, hidden) or (hidden,)."""
+        """float32 (batch, input) or (input,) -> h, or (h, c), of (batch, hidden) or (hidden,).
+
+        With ranges of the call in a user's forward that runs as it is.
+        """
         seen = dict[int, Any]()
         nonfinite.note(input, seen)
         nonfinite.note_recurrent(self, input, hx, seen)
+        if is_falling_back():
+            return nonfinite.spoiled(self.dynamic(input, hx), seen)
         return nonfinite.spoiled(self.compute(self.quantize(input), hx), seen)
+
+    def dynamic(self, input: Tensor, hx: Any = None) -> Any:
+        """Float32 in and out, with ranges that are taken of the call."""
+
+        def run(
+            layer: int, reverse: bool, x: Tensor, batch_sizes: Tensor | None, h: Tensor, c: Tensor | None
+        ) -> tuple[Tensor, Tensor, Tensor]:
+            return self.call_dynamic(self.direction, x, None, h, c)
+
+        return self._named_run(run, input, hx)
 
     def compute(self, input: Tensor, hx: Any = None, *, quantized: bool = False) -> Any:
         """uint8 in, float32 out: the state passes through the user's loop and is rounded where it is multiplied."""
@@ -214,6 +274,9 @@ class StaticCell(_Static, Int8Cell):
         ) -> tuple[Tensor, Tensor, Tensor]:
             return self.call(self.direction, 0, x, None, h, c, False)
 
+        return self._named_run(run, input, hx)
+
+    def _named_run(self, run: Run, input: Tensor, hx: Any) -> Any:
         try:
             return run_cell(self._kind, self.input_size, self.hidden_size, input, hx, run)
         except (TypeError, ValueError) as error:
