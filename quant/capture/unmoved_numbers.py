@@ -20,7 +20,7 @@ SMALLEST = (ONE, FEW, HALF)
 """The changes that make a size smaller."""
 
 HIDDEN = 2
-"""A size of at most this may be the same for smaller inputs too, behind a larger stride."""
+"""A size of at most this may be the same for smaller inputs too, behind a larger stride, and for inputs of twice the size."""
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ class Unmoved:
         """Whether a recording whose sizes `step` made may show some of it."""
         return bool(
             ((self.rounded or self.sizes - self.hidden) and step != FEW)
-            or (self.hidden and step not in SMALLEST)
+            or (self.hidden and step in (TWICE_AND_ONE, FAR, FARTHER))
             or (self.stepped and step == FARTHER)
             or (self.low and step in SMALLEST)
             or (self.few and step in (ONE, HALF, TWICE_AND_ONE, FAR))
@@ -69,8 +69,10 @@ def unmoved_numbers(one: Recorder, other: Recorder, step: str) -> Unmoved:
     depends = {index for index, tensor in one.sizes.items() if _may_depend(one, other, index, tensor)}
     for index in depends:
         mine, theirs = one.value(index), other.value(index)
-        # What is the same for inputs of twice the size does not depend on it.
-        if not _are_far(mine, theirs) and (step not in UNCOVER or (step in SMALLEST and mine <= HIDDEN)):
+        # What is the same for inputs of twice the size does not depend on it, but where it may be hidden.
+        shows = step in (FAR, FARTHER) if mine <= HIDDEN and mine == theirs else step in UNCOVER
+        shows &= step not in SMALLEST or mine > HIDDEN
+        if not _are_far(mine, theirs) and not shows:
             sizes.add(index)
         if mine != theirs and max(mine, theirs) < ENOUGH:
             few.add(index)
