@@ -110,8 +110,8 @@ class Proof:
             agrees = self._holds(values, group, VARY)
             if agrees is None:  # a length may only happen to equal the width of a layer
                 left += parts_of(group)[::-1]
-            # A size that no other takes the place of is the module's own; a number may be taken unseen, and so may a size
-            # of which every other one decides otherwise: those that decide alike were not tried.
+            # A size that no other takes the place of is the module's own; a number may be taken unseen, and so may a
+            # size of which every other one decides otherwise: those that decide alike were not tried.
             if agrees is False or (agrees is None and (group[0].dim == NUMBER or self._decided)):
                 self.limits += tuple(group)
             self.problems = {}

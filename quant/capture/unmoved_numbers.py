@@ -20,7 +20,7 @@ SMALLEST = (ONE, FEW, HALF)
 """The changes that make a size smaller."""
 
 HIDDEN = 2
-"""A size of at most this may be the same for smaller inputs too, behind a larger stride, and for inputs of twice the size."""
+"""A size of at most this may be the same for smaller inputs, behind a larger stride, and for some twice as large."""
 
 
 @dataclass(frozen=True)

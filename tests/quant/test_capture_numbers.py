@@ -311,3 +311,30 @@ def test_a_size_that_a_number_decides_is_no_size_by_values(between: Any) -> None
 
 def test_a_number_that_values_decide_is_seen_through_repeats() -> None:
     assert capture(Net(counted).eval(), X[:, :9]).islands
+
+
+def halved_to_eight(net: Any, y: Tensor, _: int) -> Tensor:
+    """A loop over a size that no other size decides alike: of 16, 32 is halved twice, and 8 not at all."""
+    while y.shape[1] > 8:
+        y = y[:, ::2]
+    return torch.stack([net.blocks[0](y[:, place]) for place in range(y.shape[1])], 1)
+
+
+def ninths(net: Any, y: Tensor, _: int) -> Tensor:
+    """A size of 1 that is 1 for twice the size too."""
+    y = y.transpose(1, 2)
+    for width in (3, 3, 2):
+        y = torch.nn.functional.max_pool1d(y, width, ceil_mode=True)
+    y = y.transpose(1, 2)
+    return torch.stack([net.blocks[0](y[:, place]) for place in range(y.shape[1])], 1)
+
+
+@pytest.mark.parametrize(("between", "size", "other"), [(halved_to_eight, 16, 13), (ninths, 8, 33)])
+def test_a_loop_over_a_size_that_few_others_show_is_held(between: Any, size: int, other: int) -> None:
+    net = Net(between).eval()
+    with torch.no_grad():
+        example, longer = X[:, :size], torch.randn(2, other, 16)
+        assert runs(net, (example,), example.flip(1))
+        assert not runs(net, (example,), longer)
+        prepared = quant.prepare(net, (example,))
+        assert torch.allclose(prepared(longer), net(longer), atol=1e-5)

@@ -107,3 +107,36 @@ def test_a_part_takes_a_range_of_the_call_where_no_program_stands_for_that_aroun
     for length in (6, 12):
         x = torch.randn(8, length, 16)
         assert decibels(q(x), model(x)) > 28
+
+
+class Branched(nn.Module):
+    """Computes short sequences in another way, by a recurrent layer or by a cell step by step."""
+
+    def __init__(self, recurrent: nn.Module) -> None:
+        super().__init__()
+        self.short, self.long, self.last = nn.Linear(16, 16), nn.Linear(16, 16), nn.Linear(16, 16)
+        self.recurrent, self.is_cell = recurrent, isinstance(recurrent, nn.RNNCellBase)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.long(x) if x.shape[1] > 4 else self.short(x) * 0.5
+        if self.is_cell:
+            state, states = None, []
+            for one in y.unbind(1):
+                state = self.recurrent(one, state)
+                states.append(state[0] if isinstance(state, tuple) else state)
+            y = torch.stack(states, 1)
+        else:
+            y = self.recurrent(y)[0]
+        result: Tensor = self.last(y)
+        return result
+
+
+@pytest.mark.parametrize("kind", [nn.GRU, nn.LSTM, nn.GRUCell, nn.LSTMCell])
+@torch.no_grad()
+@pytest.mark.filterwarnings("ignore::quant.runtime.uncaptured.UncapturedCall")
+def test_a_recurrent_layer_takes_ranges_of_the_call_where_no_program_stands_for_it(kind: type[nn.Module]) -> None:
+    options = {"batch_first": True} if issubclass(kind, nn.RNNBase) else {}
+    model = Branched(kind(16, 16, **options)).eval()
+    q = quant.quantize_static(model, [torch.randn(4, 3, 16) for _ in range(4)])
+    longer = 4 * torch.randn(4, 9, 16)
+    assert decibels(q(longer), model(longer)) > 38  # 5 to 7 by the ranges of the short ones

@@ -193,7 +193,10 @@ class StaticRecurrent(_Static, Int8Sequence):
         self._take(ranges)
 
     def forward(self, input: Any, hx: Any = None) -> Any:
-        """Float32 in and out: (y, (h, c)), or (y, h). With ranges of the call in a user's forward that runs as it is."""
+        """Float32 in and out: (y, (h, c)), or (y, h).
+
+        With ranges of the call in a user's forward that runs as it is.
+        """
         packed, seen = isinstance(input, PackedSequence), dict[int, Any]()
         nonfinite.note(input.data if packed else input, seen)
         nonfinite.note_recurrent(self, input, hx, seen)
