@@ -69,7 +69,7 @@ def unmoved_numbers(one: Recorder, other: Recorder, step: str) -> Unmoved:
     depends = {index for index, tensor in one.sizes.items() if _may_depend(one, other, index, tensor)}
     for index in depends:
         mine, theirs = one.value(index), other.value(index)
-        # What is the same for inputs of twice the size does not depend on it, but where it may be hidden.
+        # What is the same for inputs of twice the size does not depend on it; of what may be hidden FAR decides.
         shows = step in (FAR, FARTHER) if mine <= HIDDEN and mine == theirs else step in UNCOVER
         shows &= step not in SMALLEST or mine > HIDDEN
         if not _are_far(mine, theirs) and not shows:
