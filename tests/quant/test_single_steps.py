@@ -109,7 +109,7 @@ class Steps(nn.Module):
     class Middle(nn.Module):
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             x = torch.erfinv(torch.atan(x) * 0.5)
-            for _ in range(2 if x.size(1) == 4 else 3):
+            for _ in range(2 if x.size(1) <= 4 else 3):
                 x = torch.erfinv(torch.atan(x) * 0.5)
             return x
 
