@@ -161,6 +161,7 @@ def _shape_functions() -> dict[str, Callable[..., Any]]:
         "histogram": _fake_histogram,
         "observe_histogram": _fake_changing_state,
         "channel_sums": _fake_channel_sums,
+        "depthwise_f32": _fake_depthwise_f32,
         "observe_activation": _fake_changing_state,
         "observe_normalized": _fake_changing_state,
         "rnn_layer_static": _fake_rnn_layer_static,
@@ -210,6 +211,7 @@ def _without_kernel() -> list[str]:
 ELSEWHERE = {
     "embedding": tables,
     "conv": reference_conv,
+    "depthwise_f32": reference_conv,
     "run_plan": reference_plan,
     "follow_range": reference_training,
     "round_weight": reference_training,
@@ -360,6 +362,13 @@ def _fake_histogram(x: Tensor, width: float, bins: int) -> tuple[Tensor, Tensor,
 
 def _fake_channel_sums(x: Tensor, axis: int) -> Tensor:
     return x.new_empty(x.shape[axis])
+
+
+def _fake_depthwise_f32(
+    x: Tensor, weight: Tensor, bias: Tensor | None, stride: list[int], padding: list[int], dilation: list[int]
+) -> Tensor:
+    sizes = reference_conv.out_sizes(x, weight, stride, padding, dilation)
+    return x.new_empty((*x.shape[:2], *sizes))
 
 
 def _fake_changing_state(x: Tensor, *rest: Any) -> None:

@@ -208,3 +208,59 @@ def _centred(q: Tensor, zero_point: int) -> Tensor:
 def _add_bias(sums: Tensor, q_bias: Tensor | None) -> Tensor:
     exact = sums.to(torch.int32)
     return exact if q_bias is None else exact + _along_channels(q_bias, sums.dim())
+
+
+MOST_REACH = 1024
+"""Largest kernel * dilation, stride and padding of `depthwise_f32`."""
+
+
+def depthwise_f32(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+) -> Tensor:
+    """A depthwise convolution of reals: what calibration runs of a float model.
+
+    Here in double, rounded once. The compiled kernel begins each sum with the bias and takes the taps row by row, each
+    product fused with the sum where the CPU can. So do the kernels of oneDNN, which torch has; whether torch's bits
+    come is for the caller to try.
+
+    Args:
+        x: float32, (N, C, height, width).
+        weight: float32, (C, 1, kernel height, kernel width).
+        bias: float32, (C,), or None.
+        stride, padding, dilation: two numbers each; the padding is zeros, on both sides.
+
+    Returns:
+        float32, (N, C, output height, output width), contiguous.
+
+    Raises:
+        TypeError: a dtype is another.
+        ValueError: a shape does not fit, or a number is out of range (`MOST_REACH`).
+    """
+    if any(one is not None and one.dtype != torch.float32 for one in (x, weight, bias)):
+        raise TypeError(
+            f"depthwise_f32: x is {x.dtype} and weight {weight.dtype}, expected torch.float32, and bias too"
+        )
+    if x.dim() != 4 or weight.dim() != 4 or tuple(weight.shape[:2]) != (x.shape[1], 1):
+        shapes = f"x has shape {tuple(x.shape)} and weight {tuple(weight.shape)}"
+        raise ValueError(f"depthwise_f32: {shapes}, expected (N, C, height, width) and (C, 1, height, width)")
+    if bias is not None and tuple(bias.shape) != (x.shape[1],):
+        raise ValueError(f"depthwise_f32: bias has shape {tuple(bias.shape)}, expected ({x.shape[1]},)")
+    if not len(stride) == len(padding) == len(dilation) == 2:
+        counts = f"{len(stride)}, {len(padding)} and {len(dilation)}"
+        raise ValueError(f"depthwise_f32: stride, padding and dilation have {counts} numbers, expected 2 each")
+    for size, kernel, step, pad, apart in zip(x.shape[2:], weight.shape[2:], stride, padding, dilation, strict=True):
+        if min(kernel, step, apart) < 1 or pad < 0 or max(step, pad, kernel * apart) > MOST_REACH:
+            raise ValueError(f"depthwise_f32: kernel, stride, padding or dilation is out of range (1 to {MOST_REACH})")
+        if size < 1 or size + 2 * pad < (kernel - 1) * apart + 1:
+            raise ValueError(f"depthwise_f32: {size} values with padding {pad} are fewer than the kernel's")
+    if not x.numel():
+        return x.new_zeros(*x.shape[:2], *out_sizes(x, weight, stride, padding, dilation))
+    padded = F.pad(x.double(), (padding[1], padding[1], padding[0], padding[0]))
+    first = None if bias is None else bias.double()
+    sums = F.conv2d(padded, weight.double(), first, tuple(stride), 0, tuple(dilation), x.shape[1])
+    return sums.to(torch.float32).contiguous()

@@ -412,6 +412,21 @@ def _means(draws: Draws, channels: int) -> list[Tensor]:
     return means
 
 
+def depthwise_f32(draws: Draws) -> list[Any]:
+    """Of one sign: what is left where products cancel depends on the order of the sum, and on what is fused."""
+    wide = draws.one_in(12)
+    channels = size(draws, 65 if wide else 9)
+    kernel = [draws.choice((3, 1, 2, 5, 7)) for _ in range(2)]
+    stride, dilation = ([1 + draws.below(4) // 2 for _ in range(2)] for _ in range(2))
+    padding = [draws.choice((1, 0, 2, 3)) for _ in range(2)]
+    reach = [apart * (taps - 1) + 1 - 2 * pad for apart, taps, pad in zip(dilation, kernel, padding, strict=True)]
+    spatial = [max(least, 1, size(draws, 65 if wide else 17)) for least in reach]
+    x = operand(draws, real_values(draws, [draws.choice((1, 2, 3, 0)), channels, *spatial]).abs())
+    weight = operand(draws, torch.randn(channels, 1, *kernel, generator=draws.generator()).abs())
+    bias = real_vector(draws, channels)
+    return [x, weight, None if bias is None else MEMORY.copy(bias.abs()), stride, padding, dilation]
+
+
 def observe_activation(draws: Draws) -> list[Any]:
     x, axis = channel_sums(draws)
     return [x, axis, *_observed(draws, 1), _means(draws, x.shape[axis])]
@@ -499,6 +514,7 @@ CALLS: dict[str, Callable[[Draws], list[Any]]] = {
     "histogram": histogram,
     "observe_histogram": observe_histogram,
     "channel_sums": channel_sums,
+    "depthwise_f32": depthwise_f32,
     "observe_activation": observe_activation,
     "observe_normalized": observe_normalized,
     "rnn_layer_static": rnn_layer_static,

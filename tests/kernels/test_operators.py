@@ -163,6 +163,10 @@ CALLS: dict[str, tuple[str, Callable[[], Arguments]]] = {
     ),
     "observe normalized": ("observe_normalized", normalized),
     "channel sums": ("channel_sums", lambda: (torch.randn(2, 3, 4, generator=generator()), 1)),
+    "depthwise of reals": (
+        "depthwise_f32",
+        lambda: (torch.randn(2, 3, 6, 5), torch.randn(3, 1, 3, 3), torch.randn(3), [2, 1], [1, 1], [1, 2]),
+    ),
     "histogram": ("histogram", lambda: (torch.randn(99, generator=generator()), 2.0**-4, 64)),
     "embedding": ("embedding", lambda: (rows(4), torch.tensor([[0, 8], [3, 3]]), 4, 6, "")),
     "bags": (

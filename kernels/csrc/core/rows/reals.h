@@ -6,6 +6,9 @@
 
 namespace octet {
 
+// Floats that `sum_taps` may read and write past its rows.
+constexpr int64_t kTapRoom = 64;
+
 // One head of attention: `queries` rows against `keys` keys, all `width` wide, and values that are `values` wide.
 struct HeadShape {
   int64_t keys, width, values;
@@ -62,6 +65,11 @@ struct RealKernels {
   // and `ldout` apart. v has rows `ldv` apart that are packed_values long. room: queries * (packed_keys + packed_values).
   void (*attend)(const HeadShape& shape, const float* q, int64_t ldq, int64_t first, int64_t count, const float* k,
                  const float* v, int64_t ldv, const HeadMask& mask, float* room, float* out, int64_t ldout);
+  // out[i] = first + the sum over taps t, in their order, of x[offsets[t] + i] * weight[t], for i in [0, n); kTapRoom more may
+  // be read and written.
+  void (*sum_taps)(const float* x, const int64_t* offsets, const float* weight, int64_t taps, float first, int64_t n, float* out);
+  // out[i] = x[2 * i] for i in [0, n).
+  void (*every_second)(const float* x, int64_t n, float* out);
 };
 
 const RealKernels& real_kernels();
