@@ -24,7 +24,7 @@ import quant
 
 OURS, FLOAT, AO = "octet", "float", "ao histogram"
 
-LIMIT = 1.5
+LIMIT = 1.15
 """Most time of ours, in times of the float model's."""
 
 MARKS = (1, 10, 100)

@@ -25,6 +25,7 @@ from quant.ops.step import Step, is_recurrent
 from quant.runtime.module_calls import is_untouched
 from quant.runtime.names import submodule
 from quant.runtime.trees import Ref
+from quant.static.float_convolutions import FloatConvolution, float_convolution_of
 from quant.static.ranges import Ranges, key_of
 from quant.static.recurrent_float import observe
 
@@ -136,6 +137,7 @@ class Visit:
         recurrent: the step of a recurrent layer, whose states are observed too.
         observer, means, columns: the keys of those who watch its value.
         tail: of a convolution.
+        convolution: of floats, where there is a choice of how it is computed.
         dead: values that nobody reads any more.
     """
 
@@ -145,6 +147,7 @@ class Visit:
     means: tuple[str, ...] = ()
     columns: str | None = None
     tail: Tail | None = None
+    convolution: FloatConvolution | None = None
     dead: tuple[int, ...] = ()
 
 
@@ -168,7 +171,7 @@ class Observation:
             index = visit.node.index
             if index > computed:
                 if visit.node.kind is not Kind.INPUT:
-                    values[index] = evaluate(visit.node, root, values.__getitem__)
+                    values[index] = self._computed(visit, root, values)
                 if visit.recurrent is not None:
                     self._show_states(visit.node, visit.recurrent, values)
                 if visit.tail is not None and self._compute_tail(visit.tail, values):
@@ -179,6 +182,13 @@ class Observation:
                 self._observers[visit.columns](values[index])
             for dead in visit.dead:
                 values.pop(dead, None)  # a tail leaves out the values between
+
+    def _computed(self, visit: Visit, root: nn.Module, values: dict[int, Any]) -> Any:
+        if visit.convolution is not None and not _is_watched():
+            y = visit.convolution(root, values[visit.node.args[0].index])
+            if y is not None:
+                return y
+        return evaluate(visit.node, root, values.__getitem__)
 
     def _compute_tail(self, tail: Tail, values: dict[int, Any]) -> bool:
         watching = self.visits[tail.output]
@@ -220,6 +230,7 @@ def _visits_of(ranges: Ranges) -> list[Visit]:
         if key_of(step.name) in ranges.means:  # a later fusion may have fewer calls of a layer
             means.setdefault(step.inputs[0], []).append(key_of(step.name))
     recurrent = {step.nodes[0]: step for step in fused.steps if is_recurrent(step)}
+    operators = {step.nodes[0]: step.operator for step in fused.steps}
     tails = tails_of(fused, observers, {*means, *ranges.columns, *recurrent})
     dead = last_uses(fused.graph)
     return [
@@ -230,6 +241,7 @@ def _visits_of(ranges: Ranges) -> list[Visit]:
             tuple(means.get(node.index, ())),
             ranges.columns.get(node.index),
             tails.get(node.index),
+            float_convolution_of(node, operators.get(node.index), ranges.root),
             tuple(dead.get(node.index, ())),
         )
         for node in fused.graph.nodes
