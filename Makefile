@@ -213,6 +213,12 @@ runner-wasm: ## octet-run for node, and liboctet.a for programs in WebAssembly; 
 fuzz-runner: build ## Altered files into the runner, under AddressSanitizer: ARGS='--count 100000' (compiles for minutes)
 	@$(in_venv) python tests/quant/fuzz_runner.py $(ARGS)
 
+fuzz-runner-calls: build ## Sequences of wrong calls of the runner's C API, under sanitizers: ARGS='--count 10000'
+	@$(in_venv) python tests/quant/fuzz_runner.py --calls $(ARGS)
+
+fuzz-files: build ## Altered and cut files of every kind that is read: an error that names the file, or a model (OCTET_FUZZ_SECONDS)
+	@$(in_venv) python tests/quant/fuzz_files.py $(ARGS)
+
 fuzz-arguments: build ## Hostile arguments to every operator, in processes that may end: ARGS='--seconds 600 --seed 1000'
 	@$(in_venv) python tests/kernels/fuzz_arguments.py $(ARGS)
 
