@@ -53,6 +53,13 @@ test: build ## All tests, on every backend of this machine
 	@[[ -f kernels/_octet.so ]] || export QUANT_EXTENSION=none; \
 	    $(in_venv) $(PYTEST) --junitxml=$(RESULTS)/test.xml $(ARGS)
 
+coverage: build $(STAMPS)/coverage ## Lines of the packages that tests execute, and those they do not: ARGS='tests/calibrate' (hours for all)
+	@$(say) "running the tests under coverage.py"
+	@$(in_venv) cd build && export OMP_NUM_THREADS=1 PYTHONSAFEPATH=1 COVERAGE_FILE=$(CURDIR)/build/.coverage; \
+	    coverage run --source=quant -m pytest -q -n 0 -o timeout=3600 --rootdir=.. -c ../pyproject.toml \
+	        $(addprefix ../,$(if $(ARGS),$(ARGS),tests)); \
+	    coverage report --skip-covered --show-missing
+
 test-random: build ## 500 random networks of each of two kinds through static quantisation, saving and loading (minutes)
 	@$(say) "drawing random networks"
 	@$(in_venv) OCTET_RANDOM_NETWORKS=$${OCTET_RANDOM_NETWORKS:-500} $(PYTEST) -n 0 -s -o timeout=3600 tests/quant/test_static_random.py $(ARGS)
@@ -90,7 +97,7 @@ test-no-compiler: install ## The tests as on a machine without a compiler, on th
 	    $(addprefix --ignore=tests/,observers/test_distributed.py quant/test_qat_ranks.py) \
 	    $(addprefix --ignore=tests/quant/,hostile/test_catalogue.py test_random_forwards.py test_static_random.py) \
 	    $(addprefix --ignore=tests/quant/,test_reconstruction.py test_rounding.py test_smoothing.py test_names_decide_nothing.py) \
-	    $(addprefix --ignore=tests/quant/,test_autoquant.py test_sensitivity.py test_cli_calibrate.py test_cli_shell.py) \
+	    $(addprefix --ignore=tests/quant/,test_altered_files.py test_autoquant.py test_sensitivity.py test_cli_calibrate.py test_cli_shell.py) \
 	    $(addprefix --ignore=tests/quant/,test_dynamic_rounding.py test_export_onnx.py test_onnx_calls.py test_qdq.py) \
 	    $(addprefix --ignore=tests/quant/,test_from_torch_ao.py test_page.py test_load_without_capture.py) \
 	    $(addprefix --ignore=tests/quant/,test_range_steps.py test_capture_numbers.py test_island_results.py test_block_runs.py) \
@@ -213,6 +220,12 @@ runner-wasm: ## octet-run for node, and liboctet.a for programs in WebAssembly; 
 fuzz-runner: build ## Altered files into the runner, under AddressSanitizer: ARGS='--count 100000' (compiles for minutes)
 	@$(in_venv) python tests/quant/fuzz_runner.py $(ARGS)
 
+fuzz-runner-calls: build ## Sequences of wrong calls of the runner's C API, under sanitizers: ARGS='--count 10000'
+	@$(in_venv) python tests/quant/fuzz_runner.py --calls $(ARGS)
+
+fuzz-files: build ## Altered and cut files of every kind that is read: an error that names the file, or a model (OCTET_FUZZ_SECONDS)
+	@$(in_venv) python tests/quant/fuzz_files.py $(ARGS)
+
 fuzz-arguments: build ## Hostile arguments to every operator, in processes that may end: ARGS='--seconds 600 --seed 1000'
 	@$(in_venv) python tests/kernels/fuzz_arguments.py $(ARGS)
 
@@ -273,7 +286,7 @@ $(STAMPS)/install: $(STAMPS)/requirements $(STAMPS)/files setup.py
 	@touch $@
 
 # The extra of that name: what the benchmarks compare with, the libraries of the zoo's architectures, and so on.
-$(STAMPS)/bench $(STAMPS)/zoo $(STAMPS)/docs $(STAMPS)/wheels: pyproject.toml | $(STAMPS)/install
+$(STAMPS)/bench $(STAMPS)/zoo $(STAMPS)/docs $(STAMPS)/wheels $(STAMPS)/coverage: pyproject.toml | $(STAMPS)/install
 	@$(say) "installing what 'make $(@F)' and its like need"
 	@$(in_venv) pip install --quiet --disable-pip-version-check --no-build-isolation -e '.[$(@F)]' \
 	    --config-settings editable_mode=strict

@@ -13,7 +13,7 @@ import hashlib
 import importlib.metadata
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -106,7 +106,7 @@ def read(path: Path, observers: Mapping[str, Observer], model_identity: Mapping[
         copies[name] = copy.deepcopy(observer)
         try:
             copies[name].load_state_dict(own)
-        except RuntimeError as error:
+        except (ValueError, RuntimeError) as error:
             raise CheckpointError(f"{path}: the statistics of {name!r} do not fit its observer: {error}") from error
     progress = Progress(manifest["batches"], manifest["samples"], manifest["data"], tuple(manifest["warnings"]))
     return Saved(progress, copies)
@@ -159,17 +159,44 @@ def read_whole(path: Path, key: str, writer: str, remedy: str) -> tuple[dict[str
         raise CheckpointError(f"{path} is a safetensors file that {writer} did not write{remedy}")
     if header.get("digest") != digest(header[key], state):
         raise CheckpointError(f"{path} was altered or damaged: its digest does not match{remedy}")
-    manifest: dict[str, Any] = json.loads(header[key])
+    try:
+        manifest: Any = json.loads(header[key])
+    except (ValueError, RecursionError) as error:
+        raise CheckpointError(f"{path} was altered or damaged: its manifest is no JSON ({error}){remedy}") from error
+    if not isinstance(manifest, dict):
+        raise CheckpointError(f"{path} was altered or damaged: its manifest is no table{remedy}")
     return manifest, state
 
 
 def _read(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
     manifest, state = read_whole(path, KEY, "calibrate.run", _REMEDY)
-    if manifest["schema"] != SCHEMA:
+    if manifest.get("schema") != SCHEMA:
         raise CheckpointError(
-            f"{path} has version {manifest['schema']}, this library reads {SCHEMA}: finish with the one that began"
+            f"{path} has version {manifest.get('schema')}, this library reads {SCHEMA}: finish with the one that began"
         )
+    wrong = [name for name, fits in _FORM.items() if not fits(manifest.get(name))]
+    if wrong:
+        raise CheckpointError(f"{path} was altered or damaged: {', '.join(wrong)} of its manifest{_REMEDY}")
     return manifest, state
+
+
+def _is_count(value: Any) -> bool:
+    return type(value) is int and 0 <= value < 1 << 63
+
+
+def _are_texts(value: Any) -> bool:
+    return isinstance(value, list) and all(isinstance(one, str) for one in value)
+
+
+_FORM: Mapping[str, Callable[[Any], bool]] = {
+    "batches": _is_count,
+    "samples": _is_count,
+    "data": lambda value: isinstance(value, str),
+    "weights": lambda value: isinstance(value, str),
+    "warnings": _are_texts,
+    "observers": lambda value: isinstance(value, list) and all(_are_texts(one) and len(one) == 3 for one in value),
+}
+"""What a manifest holds."""
 
 
 _REMEDY = "; delete it to begin anew, or name another"
@@ -198,8 +225,9 @@ def _check_identity(path: Path, manifest: Mapping[str, Any], expected: Mapping[s
 
 
 def _by(manifest: Mapping[str, Any]) -> str:
-    versions = manifest.get("versions", {})
-    wrote, here = versions.get("octet-quant", "an unknown version"), _version("octet-quant")
+    versions = manifest.get("versions")
+    known = versions if isinstance(versions, dict) else {}
+    wrote, here = known.get("octet-quant", "an unknown version"), _version("octet-quant")
     return f"octet-quant {wrote} wrote it, this is {here}: finish with the version and the model that began"
 
 

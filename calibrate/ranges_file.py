@@ -18,6 +18,7 @@ import difflib
 import json
 import numbers
 import os
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -115,8 +116,11 @@ def _give(prepared: nn.Module, ranges: Mapping[str, Sequence[float]], where: str
 
 def _pair(pair: Any, where: str) -> tuple[float, float]:
     if not isinstance(pair, Sequence) or len(pair) != 2 or not all(map(_is_number, pair)):
-        raise ValueError(f"{where} is {pair!r}, expected two numbers, (low, high)")
-    return float(pair[0]), float(pair[1])
+        raise ValueError(f"{where} is {pair!r:.200}, expected two numbers, (low, high)")
+    try:
+        return float(pair[0]), float(pair[1])
+    except OverflowError as error:
+        raise ValueError(f"{where} has a number that no float holds") from error
 
 
 def _is_number(value: Any) -> bool:
@@ -186,7 +190,7 @@ def _read(path: Path) -> dict[str, tuple[float, float]]:
         raise ValueError(f"{path}, line {error.lineno}: not JSON: {error.msg}") from error
     except UnicodeDecodeError as error:
         raise ValueError(f"{path} is no text file") from error
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ValueError(f"{path}: {error}") from error
     if not isinstance(data, dict) or data.get("format") != FORMAT or not isinstance(data.get("ranges"), dict):
         raise ValueError(f"{path}: expected what calibrate.save_ranges writes, with the format {FORMAT!r}")
@@ -195,8 +199,7 @@ def _read(path: Path) -> dict[str, tuple[float, float]]:
 
 def _refusing_twins(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     """A JSON object; of two lines with one name, json would take the last without a word."""
-    names = [name for name, _ in pairs]
-    repeated = sorted({name for name in names if names.count(name) > 1})
+    repeated = sorted(name for name, count in Counter(name for name, _ in pairs).items() if count > 1)
     if repeated:
         raise ValueError(f"{listed(list(map(repr, repeated)))} stands there twice")
     return dict(pairs)
@@ -205,7 +208,7 @@ def _refusing_twins(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 def _ends(entry: Any, where: str) -> tuple[float, float]:
     expected = 'expected {"low": number, "high": number}, and perhaps "info"'
     if not isinstance(entry, dict) or not {"low", "high"} <= set(entry) <= {"low", "high", "info"}:
-        raise ValueError(f"{where} is {json.dumps(entry)}, {expected}")
+        raise ValueError(f"{where} is {json.dumps(entry):.200}, {expected}")
     return _pair((entry["low"], entry["high"]), where)
 
 

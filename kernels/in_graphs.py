@@ -33,10 +33,12 @@ def define(find: Callable[[str], _Multiplies]) -> None:
     """Define the operators; `find` returns a backend by its name."""
 
     def product(q_x: Tensor, q_weight: Tensor, backend: str) -> Tensor:
+        _check_there(q_x, q_weight)
         return find(backend).product(q_x, q_weight)
 
     def conv_by_product(*arguments: Any) -> Tensor:
         *operands, backend = arguments
+        _check_there(operands[0], operands[2])
         return find(backend).conv_u8s8_s32(*operands)
 
     for name, function in (("product", product), ("conv_by_product", conv_by_product)):
@@ -46,6 +48,12 @@ def define(find: Callable[[str], _Multiplies]) -> None:
     torch.library.register_fake("octet::product", _fake_product, lib=_library)
     # The sums of the extension's operator, which has the same arguments and whose shapes are known.
     torch.library.register_fake("octet::conv_by_product", torch.ops.octet.conv_u8s8_s32, lib=_library)
+
+
+def _check_there(*operands: Tensor | None) -> None:
+    """Raise TypeError for None, which torch takes for a tensor."""
+    if any(one is None for one in operands):
+        raise TypeError("an operand is None, expected a tensor")
 
 
 def is_made() -> bool:

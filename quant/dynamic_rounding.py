@@ -100,6 +100,7 @@ def round_by_data(
                 if one in fresh and moments[one.name].rows:
                     kept.done[one.name] = _rounded(one, moments[one.name], method)
                 if one.name in kept.done:
+                    kept.check_fits(one.name, q_weight=one.held("q_weight"), scale=one.held("scale"))
                     one.take(kept.done[one.name][0])
                 bar.update()
             runs.finish(_block(group[0].decision.names[0]))

@@ -336,6 +336,8 @@ class Recipe:
                 )
         if default is not None and not isinstance(default, QConfig):
             raise RecipeError(f"Recipe: default is {default!r}, expected a QConfig or None")
+        if backend is not None and not isinstance(backend, str):
+            raise RecipeError(f"Recipe: backend is {backend!r:.80}, expected a name or None")
         object.__setattr__(self, "rules", parsed)
         object.__setattr__(self, "default", default)
         object.__setattr__(self, "backend", backend)

@@ -305,8 +305,15 @@ def _run(command: list[str]) -> None:
 SANITIZED = ("-fsanitize=address", "-fno-omit-frame-pointer", "-O1", "-DFUZZING_BUILD_MODE_UNSAFE_FOR_PRODUCTION")
 
 
-def build_fuzz(settings: Settings, jobs: int | None = None) -> Path:
-    """The program of fuzz.cpp, with the core under the sanitizer too where `settings` brings none; returns its path.
+UNDEFINED = ("-fsanitize=undefined", "-fno-sanitize=vptr", "-fno-sanitize-recover=undefined")
+"""Ends a process that does what C++ does not define; `vptr` needs the names of types, which LEAN leaves out."""
+
+
+def build_fuzz(settings: Settings, jobs: int | None = None, names: tuple[str, ...] = ("fuzz",)) -> list[Path]:
+    """The programs of fuzz.cpp and fuzz_calls.cpp, with the core under the sanitizer too where `settings` brings none.
+
+    Returns:
+        the path of each of `names`.
 
     Raises:
         kernels_build.BuildError: as `build`.
@@ -314,9 +321,12 @@ def build_fuzz(settings: Settings, jobs: int | None = None) -> Path:
     settings.out.mkdir(parents=True, exist_ok=True)
     settings = replace(settings, flags=(*SANITIZED, *settings.flags))
     core = core_sources(settings.arch) if settings.core is None else []
-    objects = _compile_all(settings, [*core, *(HERE / name for name in (*LIBRARY, "fuzz.cpp"))], jobs)
-    _link(settings, [*objects.values(), *([settings.core] if settings.core else [])], "fuzz", [])
-    return settings.out / "fuzz"
+    programs = [HERE / f"{name}.cpp" for name in names]
+    objects = _compile_all(settings, [*core, *(HERE / one for one in LIBRARY), *programs], jobs)
+    own = [objects.pop(program) for program in programs]
+    for name, compiled in zip(names, own, strict=True):
+        _link(settings, [compiled, *objects.values(), *([settings.core] if settings.core else [])], name, [])
+    return [settings.out / name for name in names]
 
 
 def list_flags(arch: str, threads: str) -> str:
@@ -365,7 +375,7 @@ def main(arguments: list[str] | None = None) -> int:
             raise BadFile("--arch wasm32 goes with --threads none, and without --for")
         settings = Settings(cxx, arch, options.out, options.threads, is_static=options.static, selection=selection)
         if options.fuzz:
-            print(f"built {build_fuzz(settings)}")
+            print(f"built {build_fuzz(settings)[0]}")
             return 0
         if is_current(settings):
             print(f"the runner is up to date: {options.out / _program(settings)}")

@@ -21,6 +21,8 @@ const char* name_of(octet_dtype dtype) {
       return "bool";
     case OCTET_INT64:
       return "int64";
+    case OCTET_DTYPE_OTHER:
+      break;
   }
   return "of no known type";
 }

@@ -25,7 +25,13 @@ extern "C" {
 
 enum { OCTET_MOST_DIMENSIONS = 8 };
 
-typedef enum octet_dtype { OCTET_FLOAT32 = 0, OCTET_UINT8 = 1, OCTET_BOOL = 2, OCTET_INT64 = 3 } octet_dtype;
+typedef enum octet_dtype {
+  OCTET_FLOAT32 = 0,
+  OCTET_UINT8 = 1,
+  OCTET_BOOL = 2,
+  OCTET_INT64 = 3,
+  OCTET_DTYPE_OTHER = -2147483647 - 1 /* no dtype: with it every int is a value of the type, so that a wrong one can be refused */
+} octet_dtype;
 
 typedef enum octet_status {
   OCTET_OK = 0,
@@ -38,7 +44,13 @@ typedef enum octet_status {
 
 typedef struct octet_model octet_model;
 
-/* A tensor in memory of the caller. Elements of a float32 are aligned to 4 bytes, of an int64 to 8; a bool is a
+/* What is checked of every call: that the model, the arrays and the data of each tensor are there (not NULL), that data are aligned,
+ * indices and numbers of threads in their range, and dtype, rank (0 to OCTET_MOST_DIMENSIONS), sizes and strides of each input, at most
+ * 2**40 elements. A wrong call is refused before anything is written; a right one behind it gives what it gave before. Not checked,
+ * because no call can know it: that memory is as large as sizes and strides say, that an octet_model is one and still open, and that the
+ * arrays have as many tensors as the model has inputs or outputs.
+ *
+ * A tensor in memory of the caller. Elements of a float32 are aligned to 4 bytes, of an int64 to 8; a bool is a
  * byte of 0 or 1. */
 typedef struct octet_tensor {
   void* data;

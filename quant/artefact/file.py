@@ -19,7 +19,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from quant.artefact import runner_document
+from quant.artefact import manifest_form, runner_document
 from quant.artefact.tensor_bytes import tensor_bytes
 from quant.export.whole_plan import WholePlan
 
@@ -96,7 +96,7 @@ def read(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
         manifest: dict[str, Any] = json.loads(header)
         schema = int(manifest["schema"])
         checksums: dict[str, str] = manifest["checksums"]
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, LookupError, TypeError, ArithmeticError, RecursionError) as error:
         raise ArtefactError(f"{path} has a damaged manifest: {error}") from error
     if schema > SCHEMA:
         raise ArtefactError(
@@ -105,10 +105,18 @@ def read(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
         )
     if schema > 1 and manifest.get("digest") != _digest(manifest):
         raise ArtefactError(f"{path} was altered or damaged: its manifest does not match its checksum")
+    try:
+        manifest_form.check(manifest)
+    except ValueError as error:
+        raise ArtefactError(f"{path} was altered or damaged: {error}") from error
     wrong = sorted(name for name in set(checksums) | set(tensors) if _differs(tensors.get(name), checksums.get(name)))
     if wrong:
         raise ArtefactError(f"{path} was altered or damaged: {', '.join(wrong[:8])} do not match their checksums")
-    named = {**tensors, **{name: tensors[other] for name, other in manifest["same"].items()}}
+    same: Mapping[str, str] = manifest.get("same", {})
+    absent = sorted(set(same.values()) - tensors.keys())
+    if absent:
+        raise ArtefactError(f"{path} was altered or damaged: it lacks the tensor {absent[0]!r}, which has other names")
+    named = {**tensors, **{name: tensors[other] for name, other in same.items()}}
     return manifest, {name: one for name, one in named.items() if not name.startswith(runner_document.CONSTANT)}
 
 
@@ -169,7 +177,9 @@ def _sha256(data: bytes) -> str:
 
 def writer(manifest: Mapping[str, Any]) -> str:
     """The version of this library that wrote a file, for errors."""
-    return f"octet-quant {manifest.get('versions', {}).get('octet-quant', 'of an unknown version')}"
+    versions = manifest.get("versions")
+    known = versions.get("octet-quant") if isinstance(versions, dict) else None
+    return f"octet-quant {known if isinstance(known, str) else 'of an unknown version'}"
 
 
 def _version(package: str) -> str:

@@ -263,8 +263,11 @@ def _recurrent(module: nn.Module, name: str, tensors: Mapping[str, Tensor]) -> n
     kind, sizes, cell = kind_of(module), sizes_of(module), is_cell(module)
     places = ["direction"] if cell else [f"directions.{place}" for place in range(len(directions_of(module)))]
     directions = [_direction(full_name(name, place), tensors) for place in places]
-    states, products = (_ranges(full_name(name, one), tensors) for one in ("state", "product"))
-    ranges = RecurrentRanges(_ranges(full_name(name, "input"), tensors)[0], states, products)
+    inputs, states, products = (_ranges(full_name(name, one), tensors) for one in ("input", "state", "product"))
+    layers, projects = 1 if cell else sizes.num_layers, directions[0].q_weight_hr is not None
+    if (len(inputs), len(states), len(products)) != (1, layers, layers * projects):
+        raise TextError(f"layer {name!r}: its ranges do not fit its layers")
+    ranges = RecurrentRanges(inputs[0], states, products)
     layer = StaticCell(kind, sizes, directions[0], ranges) if cell else StaticRecurrent(kind, sizes, directions, ranges)
     adopt(layer, module, name)
     layer.__dict__.pop("forward", None)
@@ -273,6 +276,9 @@ def _recurrent(module: nn.Module, name: str, tensors: Mapping[str, Tensor]) -> n
 
 def _direction(name: str, tensors: Mapping[str, Tensor]) -> Int8Tensors:
     own: dict[str, Any] = {item.name: tensors.get(full_name(name, item.name)) for item in fields(Int8Tensors)}
+    absent = [key for key in ("q_weight_ih", "scale_ih", "q_weight_hh", "scale_hh") if own[key] is None]
+    if absent or (own["q_weight_hr"] is None) != (own["scale_hr"] is None):
+        raise TextError(f"layer {name!r} lacks {(absent or ['q_weight_hr or scale_hr'])[0]}")
     return Int8Tensors(**own)
 
 

@@ -17,7 +17,8 @@ import torch
 from torch import Tensor, nn
 
 from quant.artefact.file import CONSTANT, TABLE, ArtefactError, read, writer
-from quant.artefact.load_programs import build
+from quant.artefact.load_programs import BROKEN, build
+from quant.artefact.manifest_form import check_setting
 from quant.artefact.program_document import VERSION
 from quant.artefact.runner_file import read_runner_file
 from quant.copying import copy_model, settled
@@ -90,18 +91,17 @@ def load(
             f"{path} is a file that `quant import` wrote: it is a plan and fits no module; read it by quant.load(path) "
             "without model, or run it with `quant run` or octet-run"
         )
-    kept = {begin: _taken(tensors, begin) for begin in (TABLE, CONSTANT)}
     static: Mapping[str, Any] = manifest.get("static", {})
     if (example_inputs is not None or examples) and set(static) - {""}:
         raise ArtefactError(f"example inputs would be those of {sorted(static)}, parts of the model; load them apart")
     try:
-        result = copy_model(model)
-        for name in static:
-            source = _Source(name, manifest, kept[TABLE], kept[CONSTANT], tensors, backend)
-            result = _with_static(result, source, example_inputs, examples)
-        result = _rebuild(result, manifest["modules"], tensors)
-    except CannotRebuild as error:
+        result = _built(model, manifest, tensors, backend, example_inputs, examples)
+    except (CannotRebuild, ArtefactError) as error:
         raise ArtefactError(f"{path} does not fit the model: {error} (written by {writer(manifest)})") from error
+    except BROKEN as error:
+        raise ArtefactError(
+            f"{path} was altered or damaged, or does not fit the model ({type(error).__name__}: {error})"
+        ) from error
     leave_fast_paths(result)
     _fill(result, tensors, path)
     for module in result.modules():
@@ -109,9 +109,26 @@ def load(
             module.backend = backend
         if isinstance(module, ProgramRunner):
             module.make_ready()
-    attach_report(result, Report(tuple(ReportEntry(**entry) for entry in manifest["report"])))
+    attach_report(result, Report(tuple(ReportEntry(**entry) for entry in manifest.get("report", ()))))
     refuse_to_save(result, "is a model of quant.load")
     return result
+
+
+def _built(
+    model: nn.Module,
+    manifest: Mapping[str, Any],
+    tensors: dict[str, Tensor],
+    backend: str | None,
+    example_inputs: Any,
+    examples: Sequence[Any],
+) -> nn.Module:
+    """The quantised model; `tensors`, without those of programs, are still to be loaded."""
+    kept = {begin: _taken(tensors, begin) for begin in (TABLE, CONSTANT)}
+    result = copy_model(model)
+    for name in manifest.get("static", {}):
+        source = _Source(name, manifest, kept[TABLE], kept[CONSTANT], tensors, backend)
+        result = _with_static(result, source, example_inputs, examples)
+    return _rebuild(result, manifest.get("modules", {}), tensors)
 
 
 def _load_plan(path: Path, backend: str | None) -> PlannedModel:
@@ -125,10 +142,14 @@ def _load_plan(path: Path, backend: str | None) -> PlannedModel:
 def read_report(path: str | os.PathLike[str]) -> Report:
     """The report in a file that `save` wrote, without the model; raises as `load` does where the file is damaged."""
     manifest, tensors = read(Path(path))
-    report = Report(tuple(ReportEntry(**entry) for entry in manifest["report"]))
+    report = Report(tuple(ReportEntry(**entry) for entry in manifest.get("report", ())))
     left = manifest.get("float_bytes")
     if left is None:  # of an older version: what the tensors have beyond the quantised ones
-        own = {name: one for name, one in tensors.items() if not (name.startswith(TABLE) or name in manifest["same"])}
+        own = {
+            name: one
+            for name, one in tensors.items()
+            if not (name.startswith(TABLE) or name in manifest.get("same", ()))
+        }
         left = max(sum(one.numel() * one.element_size() for one in own.values()) - report.bytes_after, 0)
     return replace(report, float_bytes=left)
 
@@ -152,7 +173,7 @@ def _fill(result: nn.Module, tensors: Mapping[str, Tensor], path: str | os.PathL
     state.update(tensors)
     try:
         result.load_state_dict(state, strict=True)
-    except RuntimeError as error:
+    except BROKEN as error:
         raise ArtefactError(f"{path} does not fit {name}: {error}") from error
 
 
@@ -309,8 +330,13 @@ def _restore(new: QuantModule, name: str, inner: Mapping[str, Any], tensors: Map
     """Set the file's settings and int8 tensors; shapes may differ, since two terms have twice the columns."""
     for path, settings in inner.items():
         module = new.get_submodule(path)
+        if not isinstance(module, QuantModule):
+            raise ArtefactError(f"the file has settings of {full_name(name, path)!r}, which is no int8 layer")
         for key, value in settings.items():
+            check_setting(key, value, module.kept_in_files)
             setattr(module, key, value)
-        for buffer in list(module._buffers):
+        for buffer, own in list(module._buffers.items()):
             full = full_name(name, path, buffer)
+            if own is not None and full not in tensors and not buffer.startswith("columns"):
+                raise ArtefactError(f"the file lacks {full!r}")
             module.register_buffer(buffer, tensors.get(full))

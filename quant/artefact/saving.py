@@ -15,6 +15,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from quant.artefact.file import CONSTANT, TABLE, ArtefactError, write
+from quant.artefact.manifest_form import SETTINGS
 from quant.artefact.save_programs import NoText, write_programs
 from quant.export.planned_model import PlannedModel
 from quant.export.whole_plan import ExportError, WholePlan, whole_plan
@@ -26,9 +27,6 @@ from quant.runtime.program_runner import ProgramRunner
 from quant.runtime.programs import RESERVED, Programs
 from quant.runtime.state import without_ranges
 from quant.static.description import DESCRIPTION, describe, tables
-
-_SETTINGS = ("backend", "layer_name", "activation_bits", "terms", "per_row", "described", "bits")
-"""Attributes of int8 modules that the float module does not determine."""
 
 
 def save(model: nn.Module, path: str | os.PathLike[str], *, runner: bool = False, example_inputs: Any = None) -> None:
@@ -153,7 +151,7 @@ def describe_layer(module: QuantModule) -> dict[str, Any]:
     return {
         "class": type(module).__name__,
         "inner": {
-            name: {key: getattr(child, key) for key in (*_SETTINGS, *child.kept_in_files) if hasattr(child, key)}
+            name: {key: getattr(child, key) for key in (*SETTINGS, *child.kept_in_files) if hasattr(child, key)}
             for name, child in inner.items()
         },
     }

@@ -6,16 +6,19 @@ measurements, and goes on from where none is left. Another budget for the same m
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import json
 import platform
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 
+from quant.autoquant.candidates import CANDIDATES, Plan
+from quant.autoquant.costs import Cost
 from quant.calibrate import CheckpointError
 from quant.calibrate.batches import fingerprint, sample_bytes
 from quant.export.whole_files import replace_file
@@ -33,11 +36,12 @@ class Records:
         found: how many a checkpoint had.
     """
 
-    def __init__(self, path: Path | None, identity: Mapping[str, str]) -> None:
+    def __init__(self, path: Path | None, identity: Mapping[str, str], layers: Collection[str] = ()) -> None:
+        """A checkpoint that is there is read; `layers` are those that it may name."""
         self.path, self.identity = path, dict(identity)
         self._values: dict[str, dict[str, Any]] = {}
         if path is not None and path.exists():
-            self._values = _read(path, self.identity)
+            self._values = _read(path, self.identity, layers)
         elif path is not None:
             self._write()  # known before the work rather than after, that the file can be written
         self.found = sum(map(len, self._values.values()))
@@ -95,17 +99,78 @@ def identity(weights: str, data: str, recipe: Recipe, example: Any) -> dict[str,
     }
 
 
-def _read(path: Path, expected: Mapping[str, str]) -> dict[str, dict[str, Any]]:
+def _read(path: Path, expected: Mapping[str, str], layers: Collection[str]) -> dict[str, dict[str, Any]]:
     remedy = "delete it to begin anew, or name another"
     try:
         data = json.loads(path.read_text(encoding="utf-8"))
         known, values = data["identity"], data["measured"]
-        parts = [values, *values.values(), *values.get("scores", {}).values()]
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        if not all(isinstance(one, dict) for one in (known, *values.values(), *values.get("scores", {}).values())):
+            raise TypeError("it lacks a table")
+        other = [name for name in expected if known.get(name) != expected[name]]
+        if not other:
+            _check_values(values, layers)
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise CheckpointError(f"{path} is no checkpoint of quant.autoquant ({error}); {remedy}") from error
-    if not all(isinstance(one, dict) for one in (known, *parts)):
-        raise CheckpointError(f"{path} is no checkpoint of quant.autoquant; {remedy}")
-    other = [name for name in expected if known.get(name) != expected[name]]
     if other:
         raise CheckpointError(f"{path} was measured with another {', '.join(other)}; {remedy}")
     return {kind: dict(known) for kind, known in values.items()}
+
+
+def _check_values(values: Mapping[str, Any], layers: Collection[str]) -> None:
+    """Raise ValueError, TypeError or KeyError where measurements are not of their kinds."""
+    for kind, known in values.items():
+        if kind not in _KINDS:
+            raise ValueError(f"{kind!r} is no kind of measurement")
+        for name, value in known.items():
+            if not _KINDS[kind](value):
+                raise ValueError(f"{value!r:.80} is no measurement of {kind!r}")
+            if kind in _OF_PLANS and not {choice for _, choice in Plan.read(name).choices} <= CANDIDATES.keys():
+                raise ValueError(f"{name!r:.80} is no model of a search")
+            if kind == "layers" and not value.keys() <= set(layers):
+                raise ValueError("it has measurements of layers that the model does not have")
+
+
+def _is_number(value: Any) -> bool:
+    return type(value) in (int, float) and abs(value) < 1e300
+
+
+def _is_score(value: Any) -> bool:
+    if not isinstance(value, dict) or value.keys() != {"value", "samples"}:
+        return False
+    samples = value["samples"]
+    # A metric may be inf or NaN.
+    numbers = [value["value"], *(samples if isinstance(samples, list) else ())]
+    return all(type(one) is float or _is_number(one) for one in numbers) and isinstance(samples, (list, type(None)))
+
+
+def _is_cost(value: Any) -> bool:
+    names = {one.name for one in dataclasses.fields(Cost)}
+    return (
+        isinstance(value, dict)
+        and value.keys() == names
+        and all(isinstance(one, (bool, int, float)) for one in value.values())
+    )
+
+
+def _is_table(value: Any, holds: Callable[[Any], bool]) -> bool:
+    return isinstance(value, dict) and all(map(holds, value.values()))
+
+
+def _is_text(value: Any) -> bool:
+    return isinstance(value, str)
+
+
+_KINDS: Mapping[str, Callable[[Any], bool]] = {
+    "scores": _is_score,
+    "costs": _is_cost,
+    "metric": _is_number,
+    "layers": lambda value: _is_table(value, _is_number),
+    "forms": lambda value: isinstance(value, bool),
+    "advice": lambda value: isinstance(value, list) and all(map(_is_text, value)),
+    "backends": lambda value: _is_table(value, _is_text),
+    "tuned": _is_number,
+}
+"""Kind of a measurement -> whether a value is one."""
+
+_OF_PLANS = frozenset({"scores", "costs", "advice", "backends", "tuned"})
+"""Kinds whose names are keys of plans."""

@@ -104,7 +104,8 @@ def autoquant(
     calibrated = Calibrated(
         model, data, VERB, recipe, forward=forward, example_inputs=example_inputs, limit=limit, progress=progress
     )
-    records = Records(path, identity(weights, calibrated.data, calibrated.own_recipe, calibrated.example))
+    belongs_to = identity(weights, calibrated.data, calibrated.own_recipe, calibrated.example)
+    records = Records(path, belongs_to, calibrated.layers)
     score = score_in(records.get("scores", Plan(Form.FLOAT).key, lambda: first or score_out(metric.of_float(model))))
     metric.noise = records.get("metric", "noise", lambda: metric.noise)
     bar = progress_of("autoquant", unit="model", total=max_evaluations, shown=progress)

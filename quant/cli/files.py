@@ -130,7 +130,9 @@ def _read_pickled(path: Path) -> dict[str, Tensor]:
             f"--weights: {path} holds more than tensors and is not opened, because it could run code; "
             "save the weights alone: torch.save(model.state_dict(), path)"
         ) from error
-    except (RuntimeError, EOFError, OSError) as error:
+    except (
+        Exception
+    ) as error:  # torch's reader ends in errors of many kinds: IndexError and UnicodeDecodeError among them
         raise UserError(f"--weights: {path} is not a file that torch.save wrote: {_one_line(error)}") from error
     if not isinstance(state, Mapping):
         raise UserError(f"--weights: {path} holds a {type(state).__name__}, expected a state dict: tensors by name")
@@ -157,7 +159,7 @@ def read_quantized(path: Path) -> dict[str, Any]:
             f"{path} holds more than tensors and is not opened, because it could run code. Recurrent layers of torch.ao"
             " do: call quant.from_torch_ao(model, float_model) in the process that has the model, and quant.save"
         ) from error
-    except (RuntimeError, EOFError, OSError) as error:
+    except Exception as error:  # of many kinds, as in _read_pickled
         raise UserError(f"{path} is not a file that torch.save wrote: {_one_line(error)}") from error
     if not isinstance(state, Mapping):
         raise UserError(

@@ -41,6 +41,7 @@ from quant.static.dynamic_fallback import dynamic_settings
 from quant.static.prepared import Prepared
 from quant.static.runner import GraphRunner, runners, unwrapped
 from quant.static.simulation import as_converted
+from quant.static.weights import folded
 
 UNITS = ("layer", "block")
 SAMPLES = 256
@@ -199,6 +200,7 @@ class _Learning:
         if block.layers and all(name in self.kept.done for name in names.values()):
             for step in block.layers:
                 weight, numbers = self.kept.done[names[step.output]]
+                self._check_kept(walk.runner, step, names[step.output])
                 self._take(walk.runner, step, weight)
                 self._note(names[step.output], step, numbers, 0.0)
             self.resumed += len(block.layers)
@@ -257,6 +259,17 @@ class _Learning:
 
     def _seed(self, block: int, place: int) -> int:
         return self.seed * 1_000_003 + block * 1_009 + place
+
+    def _check_kept(self, runner: GraphRunner, step: Step, name: str) -> None:
+        """Raise CheckpointError where a layer's weight in the file is not one of this layer."""
+        weight, bias = folded(step, runner.graph, runner.root)
+        per_output = torch.empty(step.weighted.output_first(weight).shape[0])
+        self.kept.check_fits(
+            name,
+            q_weight=torch.empty_like(weight, dtype=torch.int8),
+            scale=per_output,
+            bias=None if bias is None else per_output,
+        )
 
     def _take(self, runner: GraphRunner, step: Step, weight: QWeight) -> None:
         """Give a layer its weight, in every program of the module that calls it."""

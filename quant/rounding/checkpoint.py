@@ -23,6 +23,7 @@ from quant.calibrate import CheckpointError
 from quant.calibrate.batches import fingerprint, tensors
 from quant.calibrate.checkpoint import digest, read_whole, write_atomically
 from quant.runtime.layers.weighted import QWeight
+from quant.runtime.names import dtype_name
 
 SCHEMA = 1
 KEY = "octet.rounding"
@@ -75,7 +76,7 @@ class Checkpoint:
 
     def _read(self, path: Path) -> None:
         manifest, state = read_whole(path, KEY, "learn_rounding", _REMEDY)
-        errors = manifest.pop("errors")
+        errors = manifest.pop("errors", None)
         other = [name for name, value in self.belongs_to.items() if manifest.get(name) != value]
         if other:
             there, here = manifest.get(other[0]), self.belongs_to[other[0]]
@@ -83,6 +84,42 @@ class Checkpoint:
             if other[0] in ("model", "data"):
                 what = f"it was written with another {other[0]}, or in another order"
             raise CheckpointError(f"{path} belongs to something else: {what}{_REMEDY}")
+        if not isinstance(errors, dict) or not all(map(_are_errors, errors.values())):
+            raise CheckpointError(f"{path} was altered or damaged: its layers have no errors as numbers{_REMEDY}")
         for name, numbers in errors.items():
-            own = (state[f"{name}/q_weight"], state[f"{name}/scale"], state.get(f"{name}/bias"))
-            self.done[name] = QWeight(*own), numbers
+            q_weight, scale = state.get(f"{name}/q_weight"), state.get(f"{name}/scale")
+            if q_weight is None or scale is None:
+                raise CheckpointError(f"{path} was altered or damaged: it lacks the weight of {name!r}{_REMEDY}")
+            if not _are_scales(scale, of_bytes=q_weight.dtype == torch.int8):
+                raise CheckpointError(f"{path} was altered or damaged: the scale of {name!r} is none{_REMEDY}")
+            self.done[name] = QWeight(q_weight, scale, state.get(f"{name}/bias")), numbers
+
+    def check_fits(self, name: str, **own: Tensor | None) -> None:
+        """Check a layer's tensors, by their names in a `QWeight`, against those that the layer has now.
+
+        Raises:
+            CheckpointError: one has another shape or dtype.
+        """
+        kept, _ = self.done[name]
+        for key, tensor in own.items():
+            read: Tensor | None = getattr(kept, key)
+            form, wanted = _form(read), _form(tensor)
+            if form != wanted:
+                raise CheckpointError(
+                    f"{self.path} does not fit the model: {key} of {name!r} is {form} there and {wanted} here{_REMEDY}"
+                )
+
+
+def _form(tensor: Tensor | None) -> str:
+    return "absent" if tensor is None else f"{dtype_name(tensor.dtype)} {tuple(tensor.shape)}"
+
+
+def _are_scales(scale: Tensor, *, of_bytes: bool) -> bool:
+    """Whether they are finite, and positive; of a group of narrow weights a half may have become 0."""
+    if scale.dtype not in (torch.float32, torch.float16):
+        return False
+    return bool((scale.isfinite() & (scale > 0 if of_bytes else scale >= 0)).all())
+
+
+def _are_errors(numbers: Any) -> bool:
+    return isinstance(numbers, list) and len(numbers) in (2, 4) and all(type(one) in (int, float) for one in numbers)

@@ -231,7 +231,10 @@ class Reader(TextScanner):
 
 
 def _numpy(dtype: str, value: Any) -> Any:
-    return numpy.dtype(dtype).type(value)
+    kind = numpy.dtype(dtype)
+    if kind.kind in "SVO" and not isinstance(value, bytes):
+        raise ValueError(f"{value!r:.80} is no value of {kind}")  # of a number numpy would make as many bytes
+    return kind.type(value)
 
 
 def _array(dtype: str, shape: tuple[int, ...], data: str) -> Any:

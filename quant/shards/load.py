@@ -98,7 +98,9 @@ def _check(model: nn.Module, checkpoint: Checkpoint, tied: dict[str, tuple[str, 
     for names in dict.fromkeys(tied.values()):
         if not any(name in entries for name in names):
             way = f"they have {extra[0]!r}, which the model lacks: {_renamed(model)}" if extra else "give all of them"
-            raise ShardError(f"tensor {' or '.join(map(repr, names))} of {kind} is in none of the shards; {way}")
+            raise ShardError(
+                f"{checkpoint.source}: tensor {' or '.join(map(repr, names))} of {kind} is in none of the shards; {way}"
+            )
         for name in (name for name in names if name in entries):
             own, entry = state[name], entries[name]
             if tuple(own.shape) != entry.shape:

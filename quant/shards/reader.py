@@ -55,11 +55,13 @@ class Checkpoint:
 
     Attributes:
         entries: by the tensors' names.
+        source: the files in errors: their name, or that of the first and how many more there are.
     """
 
     def __init__(self, shards: Shards) -> None:
         self.entries: dict[str, Entry] = {}
         files, promised = _files(shards)
+        self.source = str(shards) if isinstance(shards, (str, os.PathLike)) else _listed(files)
         for file in files:
             for name, entry in _header(file).items():
                 if name in self.entries:
@@ -68,7 +70,8 @@ class Checkpoint:
         absent = sorted(promised - self.entries.keys())
         if absent:
             raise ShardError(
-                f"tensor {absent[0]!r} is listed in the index and in none of its files; load the files again"
+                f"{self.source}: tensor {absent[0]!r} is listed in the index and in none of its files; load the files "
+                "again"
             )
         self._refuse_foreign()
 
@@ -109,6 +112,10 @@ class Checkpoint:
                 )
 
 
+def _listed(files: list[Path]) -> str:
+    return str(files[0]) + (f" and {len(files) - 1} more" if len(files) > 1 else "")
+
+
 def _files(shards: Shards) -> tuple[list[Path], set[str]]:
     """The files, and the names that an index says they have."""
     if not isinstance(shards, (str, os.PathLike)):
@@ -147,7 +154,7 @@ def _indexed(index: Path) -> tuple[list[Path], set[str]]:
         places: Mapping[str, str] = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
         names = sorted(set(places.values()))
         files = [index.parent / name for name in names]
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise ShardError(f"{index} is no index of safetensors files: it has no table 'weight_map'") from error
     for name, file in zip(names, files, strict=True):
         if Path(name).is_absolute() or ".." in Path(name).parts:
@@ -163,7 +170,7 @@ def _refuse_configured(config: Path) -> None:
         return
     try:
         settings: Any = json.loads(config.read_text(encoding="utf-8")).get("quantization_config")
-    except (ValueError, AttributeError) as error:
+    except (ValueError, AttributeError, RecursionError) as error:
         raise ShardError(f"{config} is no JSON object: {error}") from error
     if not settings:
         return

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -9,6 +10,9 @@ import torch
 from torch import Tensor
 
 from quant.runtime.names import dtype_name
+
+MOST_VALUES = 1 << 28
+"""Of one tensor of an example: beyond it the inputs have to be given."""
 
 
 class CannotRebuild(ValueError):
@@ -51,4 +55,15 @@ def decode(tree: Any, fill: int = 1) -> Any:
     dtype = getattr(torch, str(tree.get("dtype")), None)
     if not isinstance(dtype, torch.dtype):
         raise CannotRebuild(f"example inputs: {tree} is no tensor's shape and dtype")
-    return torch.full(tree["tensor"], 1 if dtype.is_floating_point else fill, dtype=dtype)
+    return torch.full(_sizes(tree.get("tensor")), 1 if dtype.is_floating_point else fill, dtype=dtype)
+
+
+def _sizes(sizes: Any) -> list[int]:
+    """The sizes of a tensor, checked before there is memory for it."""
+    if not isinstance(sizes, list) or not all(type(one) is int and one >= 0 for one in sizes):
+        raise CannotRebuild(f"example inputs: {sizes!r:.80} are no sizes of a tensor")
+    if math.prod(max(one, 1) for one in sizes) > MOST_VALUES:
+        raise CannotRebuild(
+            f"example inputs: a tensor of sizes {sizes!r:.80} has more than {MOST_VALUES} values; give example_inputs"
+        )
+    return sizes

@@ -187,7 +187,7 @@ def _in_child(
 
 
 def _wait(pid: int, board: mmap.mmap, reader: int) -> _Child:
-    text, place, since, hung = b"", -1, time.monotonic(), False
+    text, place, waited, hung, last = b"", -1, 0.0, False, time.monotonic()
     os.set_blocking(reader, False)
     pause = 0.0002
     while True:
@@ -200,9 +200,11 @@ def _wait(pid: int, board: mmap.mmap, reader: int) -> _Child:
         if done:
             break
         now, at = time.monotonic(), struct.unpack_from("q", board, 0)[0]
+        waited += min(now - last, 1.0)  # not the time that both processes were stopped
+        last = now
         if at != place:
-            place, since = at, now
-        elif now - since > HANG_SECONDS and not hung:
+            place, waited = at, 0.0
+        elif waited > HANG_SECONDS and not hung:
             hung = True
             os.kill(pid, signal.SIGKILL)
         time.sleep(pause)

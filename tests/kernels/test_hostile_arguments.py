@@ -249,3 +249,22 @@ def test_what_has_no_memory_is_not_looked_at(extension: None, name: str) -> None
     arguments = (torch.ones(5, device="meta"),) if name == "all_finite" else (weight(2, 2).to("meta"), "")
     with pytest.raises(ValueError, match="is on meta, expected the CPU"):
         getattr(native, name)(*arguments)
+
+
+WITHOUT = {
+    "linear_dynamic_plain": (torch.zeros(2, 4), weight(3, 4), None, None),
+    "linear_dynamic": (torch.zeros(2, 4), weight(3, 4), None, None, None, 8, True, False, ""),
+    "run_plan": ([torch.zeros(2), None], [], "octet-plan 1\nin %0 %1\nout %0", ""),
+}
+"""Calls with None for a tensor that an operator cannot be without, and that torch takes for one."""
+
+
+@pytest.mark.parametrize("name", list(WITHOUT))
+def test_no_tensor_is_refused(extension: None, name: str) -> None:
+    with pytest.raises((TypeError, RuntimeError), match="None"):
+        getattr(ALL, name)(*WITHOUT[name])
+
+
+def test_a_product_of_nothing_is_refused() -> None:
+    with pytest.raises(TypeError, match="an operand is None"):
+        ALL.product(None, weight(3, 4), "reference")

@@ -1,12 +1,14 @@
-"""`make fuzz-runner`: altered files into the runner, under AddressSanitizer.
+"""`make fuzz-runner`: altered files into the runner, under AddressSanitizer; `make fuzz-runner-calls`: wrong calls.
 
-The program is kernels/runner/fuzz.cpp with the whole core under the sanitizer; the files are those of the runner's
-tests.
+The program for files is kernels/runner/fuzz.cpp with the whole core under the sanitizer, that for calls of the C API
+fuzz_calls.cpp, with the runner under UndefinedBehaviorSanitizer too, beside the core that `make build` compiled: its
+operands end at pages that nobody may touch. The files are those of the runner's tests.
 """
 
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import importlib.util
 import os
 import subprocess
@@ -41,6 +43,24 @@ def fuzz(
     Args:
         shown: what the program prints goes where this process prints, and is not in the result.
     """
+    return _run([program, count, seed, folder, *saved(folder)], isa, shown=shown)
+
+
+def fuzz_calls(
+    program: Path, count: int, seed: int, folder: Path, isa: str = "", *, shown: bool = False
+) -> subprocess.CompletedProcess[str]:
+    """Run the program of sequences of calls over the same files; arguments as of `fuzz`."""
+    return _run([program, count, seed, *saved(folder)], isa, shown=shown)
+
+
+def _run(words: list[Any], isa: str, *, shown: bool) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "ASAN_OPTIONS": ASAN, "OMP_WAIT_POLICY": "passive"}  # many small calls on two threads
+    environment |= {"QUANT_ISA": isa} if isa else {}
+    return subprocess.run(list(map(str, words)), capture_output=not shown, text=True, check=False, env=environment)
+
+
+def saved(folder: Path) -> list[Path]:
+    """The files of all test networks, written to a folder."""
     import quant
 
     models, networks = (load_by_path(name, HERE / f"{name}.py") for name in ("runner_models", "runner_networks"))
@@ -58,23 +78,28 @@ def fuzz(
         save(name, quant.quantize_static(make().eval(), batches, progress=False))
     for name, (make, example) in dynamic.items():
         save(name, quant.quantize_dynamic(make().eval()), example)
-    environment = {**os.environ, "ASAN_OPTIONS": ASAN, "OMP_WAIT_POLICY": "passive"}  # many small calls on two threads
-    environment |= {"QUANT_ISA": isa} if isa else {}
-    words = [program, str(count), str(seed), folder, *files]
-    return subprocess.run(list(map(str, words)), capture_output=not shown, text=True, check=False, env=environment)
+    return files
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--count", type=int, default=5000, help="altered files (default: %(default)s)")
+    parser.add_argument("--count", type=int, default=5000, help="altered files, or sequences (default: %(default)s)")
+    parser.add_argument("--calls", action="store_true", help="sequences of calls in place of altered files")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--isa", default="", help="an instruction set, as QUANT_ISA")
     options = parser.parse_args()
     build = load_by_path("runner_build", CHECKOUT / "kernels" / "runner" / "build.py")
     out = CHECKOUT / "build" / "fuzz"
     settings = build.Settings(build.kernels_build.require_compiler(), build.kernels_build.host_arch(), out)
+    if options.calls:
+        core = CHECKOUT / "build" / "core" / "liboctet_core.a"
+        settings = dataclasses.replace(settings, out=out / "calls", core=core, flags=build.UNDEFINED)
+        print("compiling the runner under AddressSanitizer and UndefinedBehaviorSanitizer ...", flush=True)
+        [program] = build.build_fuzz(settings, names=("fuzz_calls",))
+        return fuzz_calls(program, options.count, options.seed, settings.out, options.isa, shown=True).returncode
     print("compiling the runner and the core under AddressSanitizer ...", flush=True)
-    return fuzz(build.build_fuzz(settings), options.count, options.seed, out, options.isa, shown=True).returncode
+    [program] = build.build_fuzz(settings)
+    return fuzz(program, options.count, options.seed, out, options.isa, shown=True).returncode
 
 
 if __name__ == "__main__":

@@ -20,7 +20,7 @@ from quant.artefact.runner_document import DOCUMENT, VERSION
 from quant.artefact.runner_file import read_runner_file
 from quant.export import PlannedModel
 
-from .fuzz_runner import fuzz
+from .fuzz_runner import fuzz, fuzz_calls
 from .runner_models import converted, image, needs_kernels, octet_run
 
 
@@ -238,8 +238,9 @@ def test_a_bad_array(saved: bytes, runner: Path, tmp_path: Path, content: bytes)
     assert f"{tmp_path}/x.npy: it " in done.stderr
 
 
-def test_altered_files_end_nothing(runner_build: ModuleType, tmp_path: Path) -> None:
-    """A slice of `make fuzz-runner`, with the sanitizer around the core alone."""
+@pytest.fixture(scope="module")
+def fuzzers(runner_build: ModuleType, tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    """The fuzzers, with the sanitizers around the core that `make build` compiled alone."""
     cxx, core = build.find_compiler(), Path(__file__).resolve().parents[2] / "build" / "core" / "liboctet_core.a"
     if (
         os.environ.get("OCTET_EMULATED") == "1"
@@ -247,13 +248,26 @@ def test_altered_files_end_nothing(runner_build: ModuleType, tmp_path: Path) -> 
         or not build.core_is_current(cxx, build.host_arch(), core)
     ):
         pytest.skip("no current build/core/liboctet_core.a: `make core` compiles it")
-    settings = runner_build.Settings(cxx, build.host_arch(), tmp_path, core=core)
+    folder = tmp_path_factory.mktemp("fuzzers")
+    settings = runner_build.Settings(cxx, build.host_arch(), folder, core=core, flags=runner_build.UNDEFINED)
     try:
-        program = runner_build.build_fuzz(settings)
+        programs: list[Path] = runner_build.build_fuzz(settings, names=("fuzz", "fuzz_calls"))
     except runner_build.kernels_build.BuildError as error:
-        if "asan" in str(error):
-            pytest.skip("the compiler has no AddressSanitizer")
+        if "asan" in str(error) or "ubsan" in str(error):
+            pytest.skip("the compiler has no AddressSanitizer, or no UndefinedBehaviorSanitizer")
         raise
-    done = fuzz(program, 400, 7, tmp_path)
+    return programs
+
+
+def test_altered_files_end_nothing(fuzzers: list[Path], tmp_path: Path) -> None:
+    """A slice of `make fuzz-runner`."""
+    done = fuzz(fuzzers[0], 400, 7, tmp_path)
     assert done.returncode == 0, done.stderr
     assert done.stdout.endswith(", 0 failures\n")
+
+
+def test_wrong_calls_are_refused(fuzzers: list[Path], tmp_path: Path) -> None:
+    """A slice of `make fuzz-runner-calls`."""
+    done = fuzz_calls(fuzzers[1], 200, 1, tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == "200 sequences of calls, 0 failures\n"

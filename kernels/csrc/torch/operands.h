@@ -4,6 +4,7 @@
 #include <ATen/ATen.h>
 #include <ATen/EmptyTensor.h>
 
+#include <utility>
 #include <vector>
 
 #include "core/gemm/packed_gemm.h"
@@ -12,6 +13,25 @@ namespace octet {
 
 using at::Tensor;
 using OptionalTensor = std::optional<Tensor>;
+
+// torch takes None for a tensor, which has no memory then, and no sizes that a check would find wrong.
+inline void check_defined(const Tensor& tensor) { TORCH_CHECK_TYPE(tensor.defined(), "an operand is None, expected a tensor"); }
+inline void check_defined(at::TensorList tensors) {
+  for (const Tensor& one : tensors) check_defined(one);
+}
+template <class T>
+inline void check_defined(const T&) {}
+
+// An operator whose tensors are there; those that may be left out are OptionalTensors.
+template <auto Operator>
+struct Defined;
+template <class Result, class... Arguments, Result (*Operator)(Arguments...)>
+struct Defined<Operator> {
+  static Result call(Arguments... arguments) {
+    (check_defined(arguments), ...);
+    return Operator(std::forward<Arguments>(arguments)...);
+  }
+};
 
 inline Tensor checked(const Tensor& tensor, at::ScalarType dtype, const char* name) {
   TORCH_CHECK_TYPE(tensor.scalar_type() == dtype, name, " is ", tensor.scalar_type(), ", expected ", dtype);

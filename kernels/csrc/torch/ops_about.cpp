@@ -25,9 +25,9 @@ TORCH_LIBRARY(octet_native, m) {
   m.def("isa_refusal() -> str", &isa_refusal);
   m.def("why_not(str backend) -> str", &why_not_op);
   m.def("default_backend() -> str", &default_backend_op);
-  m.def("route(Tensor q_weight, str backend) -> str", &route_op);
+  m.def("route(Tensor q_weight, str backend) -> str", &Defined<&route_op>::call);
   m.def("packed_count() -> int", &packed_count);
-  m.def("packed_bytes(Tensor[] weights) -> int", &packed_bytes);
+  m.def("packed_bytes(Tensor[] weights) -> int", &Defined<&packed_bytes>::call);
 }
 
 }  // namespace octet

@@ -117,9 +117,9 @@ Tensor conv_u8s8_u8_op(const Tensor& q_x, int64_t zero_point, const Tensor& q_we
 }  // namespace
 
 TORCH_LIBRARY_IMPL(octet, CPU, m) {
-  m.impl("conv_u8s8_s32", &conv_u8s8_s32_op);
-  m.impl("conv_u8s8_f32", &conv_u8s8_f32_op);
-  m.impl("conv_u8s8_u8", &conv_u8s8_u8_op);
+  m.impl("conv_u8s8_s32", &Defined<&conv_u8s8_s32_op>::call);
+  m.impl("conv_u8s8_f32", &Defined<&conv_u8s8_f32_op>::call);
+  m.impl("conv_u8s8_u8", &Defined<&conv_u8s8_u8_op>::call);
 }
 
 }  // namespace octet

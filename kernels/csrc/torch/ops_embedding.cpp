@@ -8,6 +8,7 @@
 #include "core/embedding/tables.h"
 #include "torch/errors.h"
 #include "torch/libraries.h"
+#include "torch/operands.h"
 #if defined(__x86_64__)
 #include <fbgemm/FbgemmEmbedding.h>
 #endif
@@ -107,8 +108,8 @@ Tensor embedding_bag_op(const Tensor& rows, const Tensor& indices, const Tensor&
 }  // namespace
 
 TORCH_LIBRARY_IMPL(octet, CPU, m) {
-  m.impl("embedding", &embedding_op);
-  m.impl("embedding_bag", &embedding_bag_op);
+  m.impl("embedding", &Defined<&embedding_op>::call);
+  m.impl("embedding_bag", &Defined<&embedding_bag_op>::call);
 }
 
 }  // namespace octet

@@ -139,11 +139,11 @@ std::tuple<Tensor, Tensor> batch_statistics_op(const Tensor& x) {
 }  // namespace
 
 TORCH_LIBRARY_IMPL(octet, CPU, m) {
-  m.impl("fake_quantize", &fake_quantize_op);
-  m.impl("masked_gradient", &masked_gradient_op);
-  m.impl("follow_range", &follow_range_op);
-  m.impl("round_weight", &round_weight_op);
-  m.impl("batch_statistics", &batch_statistics_op);
+  m.impl("fake_quantize", &Defined<&fake_quantize_op>::call);
+  m.impl("masked_gradient", &Defined<&masked_gradient_op>::call);
+  m.impl("follow_range", &Defined<&follow_range_op>::call);
+  m.impl("round_weight", &Defined<&round_weight_op>::call);
+  m.impl("batch_statistics", &Defined<&batch_statistics_op>::call);
 }
 
 }  // namespace octet

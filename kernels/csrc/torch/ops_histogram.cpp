@@ -9,6 +9,7 @@
 #include "core/rows/activation.h"
 #include "core/rows/histogram_store.h"
 #include "torch/errors.h"
+#include "torch/operands.h"
 
 namespace octet {
 namespace {
@@ -181,11 +182,11 @@ void observe_normalized_op(Tensor& x, const std::optional<Tensor>& mean, const s
 }  // namespace
 
 TORCH_LIBRARY_IMPL(octet, CPU, m) {
-  m.impl("histogram", &histogram_op);
-  m.impl("observe_histogram", &observe_histogram_op);
-  m.impl("channel_sums", &channel_sums_op);
-  m.impl("observe_activation", &observe_activation_op);
-  m.impl("observe_normalized", &observe_normalized_op);
+  m.impl("histogram", &Defined<&histogram_op>::call);
+  m.impl("observe_histogram", &Defined<&observe_histogram_op>::call);
+  m.impl("channel_sums", &Defined<&channel_sums_op>::call);
+  m.impl("observe_activation", &Defined<&observe_activation_op>::call);
+  m.impl("observe_normalized", &Defined<&observe_normalized_op>::call);
 }
 
 }  // namespace octet

@@ -87,11 +87,11 @@ Tensor linear_u8s8_u8_op(const Tensor& q_x, int64_t zero_point, const Tensor& q_
 }  // namespace
 
 TORCH_LIBRARY_IMPL(octet, CPU, m) {
-  m.impl("linear_u8s8_s32", &linear_u8s8_s32_op);
-  m.impl("linear_u8s8_f32", &linear_u8s8_f32_op);
-  m.impl("linear_u8s8_u8", &linear_u8s8_u8_op);
-  m.impl("linear_dynamic", &linear_dynamic_op);
-  m.impl("linear_dynamic_plain", &linear_dynamic_plain_op);
+  m.impl("linear_u8s8_s32", &Defined<&linear_u8s8_s32_op>::call);
+  m.impl("linear_u8s8_f32", &Defined<&linear_u8s8_f32_op>::call);
+  m.impl("linear_u8s8_u8", &Defined<&linear_u8s8_u8_op>::call);
+  m.impl("linear_dynamic", &Defined<&linear_dynamic_op>::call);
+  m.impl("linear_dynamic_plain", &Defined<&linear_dynamic_plain_op>::call);
 }
 
 }  // namespace octet

@@ -16,6 +16,7 @@
 #include "core/plan/prepared.h"
 #include "torch/at_fork.h"
 #include "torch/errors.h"
+#include "torch/operands.h"
 #include "torch/packed.h"
 
 namespace octet {
@@ -322,14 +323,14 @@ int64_t plan_count() {
 }  // namespace
 
 TORCH_LIBRARY_IMPL(octet, CPU, m) {
-  m.impl("run_plan", &run_plan_op);
-  m.impl("run_plan_of_finite", &run_plan_of_finite_op);
+  m.impl("run_plan", &Defined<&run_plan_op>::call);
+  m.impl("run_plan_of_finite", &Defined<&run_plan_of_finite_op>::call);
 }
 
 TORCH_LIBRARY_FRAGMENT(octet_native, m) {
   m.def("plan_count() -> int", &plan_count);
   m.def("text_count() -> int", &text_count);
-  m.def("keep_text(Tensor[] constants, str program, str backend) -> int", &keep_text);
+  m.def("keep_text(Tensor[] constants, str program, str backend) -> int", &Defined<&keep_text>::call);
   m.def("drop_text(int number) -> ()", &drop_text);
   m.def("run_text(Tensor[] inputs, int number) -> Tensor[]", &run_text);
   m.def("time_text(Tensor[] inputs, int number) -> (Tensor[], int[])", &time_text);

@@ -78,11 +78,11 @@ Tensor requantize_op(const Tensor& sums, const Tensor& multiplier, int64_t zero_
 }  // namespace
 
 TORCH_LIBRARY_IMPL(octet, CPU, m) {
-  m.impl("quantize", &quantize_op);
-  m.impl("dequantize", &dequantize_op);
-  m.impl("requantize", &requantize_op);
+  m.impl("quantize", &Defined<&quantize_op>::call);
+  m.impl("dequantize", &Defined<&dequantize_op>::call);
+  m.impl("requantize", &Defined<&requantize_op>::call);
 }
 
-TORCH_LIBRARY_FRAGMENT(octet_native, m) { m.def("all_finite(Tensor x) -> bool", &all_finite_op); }
+TORCH_LIBRARY_FRAGMENT(octet_native, m) { m.def("all_finite(Tensor x) -> bool", &Defined<&all_finite_op>::call); }
 
 }  // namespace octet

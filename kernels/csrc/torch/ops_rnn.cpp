@@ -213,8 +213,8 @@ std::tuple<Tensor, Tensor, Tensor> rnn_layer_static_op(
 }  // namespace
 
 TORCH_LIBRARY_IMPL(octet, CPU, m) {
-  m.impl("rnn_layer", &rnn_layer_op);
-  m.impl("rnn_layer_static", &rnn_layer_static_op);
+  m.impl("rnn_layer", &Defined<&rnn_layer_op>::call);
+  m.impl("rnn_layer_static", &Defined<&rnn_layer_static_op>::call);
 }
 
 }  // namespace octet
