@@ -18,7 +18,7 @@ from torch import nn
 
 from quant.calibrate import CheckpointError
 from quant.calibrate.batches import fingerprint, sample_bytes
-from quant.export.whole_files import replace_file
+from quant.calibrate.whole_files import replace_file
 from quant.recipe import Recipe
 
 VERSION = "2"
