@@ -39,8 +39,11 @@ def train(folder: Path, store: Path, rank: int) -> dict[str, object]:
 
 
 def pair(folder: Path, store: Path, arms: tuple[Callable[[], object], Callable[[], object]]) -> list[dict[str, object]]:
-    """Both ranks to their ends: what each said, or {"killed": True}, or {"error": ...}."""
-    children = []
+    """Both ranks to their ends: what each said, or {"killed": name of the signal}, or {"error": ...}.
+
+    Where one is killed the other is, a moment later, as torchrun does: it may wait for half an hour.
+    """
+    children: dict[int, Path] = {}
     for rank in range(2):
         answer = store.with_name(f"{store.name}.{rank}.json")
         pid = os.fork()
@@ -53,21 +56,23 @@ def pair(folder: Path, store: Path, arms: tuple[Callable[[], object], Callable[[
                 said = {"error": f"{type(error).__name__}: {error}"}
             answer.write_text(json.dumps(said), encoding="utf-8")
             os._exit(0)
-        children.append((pid, answer))
-    return [_end_of(pid, answer) for pid, answer in children]
+        children[pid] = answer
+    said_by = {}
+    while len(said_by) < len(children):
+        pid, status = os.waitpid(-1, 0)
+        said_by[pid] = _said(status, children[pid])
+        if "digest" not in said_by[pid]:
+            time.sleep(GRACE)
+            for other in children.keys() - said_by.keys():
+                os.kill(other, signal.SIGKILL)
+    return [said_by[pid] for pid in children]
 
 
-def _end_of(pid: int, answer: Path, seconds: float = 600.0) -> dict[str, object]:
-    end = time.monotonic() + seconds
-    while True:
-        done, status = os.waitpid(pid, os.WNOHANG)
-        if done:
-            break
-        if time.monotonic() > end:
-            os.kill(pid, signal.SIGKILL)
-            os.waitpid(pid, 0)
-            return {"hung": True}
-        time.sleep(0.01)
+GRACE = 1.0
+"""Seconds."""
+
+
+def _said(status: int, answer: Path) -> dict[str, object]:
     if os.WIFSIGNALED(status):
         return {"killed": signal.Signals(os.WTERMSIG(status)).name}
     said: dict[str, object] = json.loads(answer.read_text(encoding="utf-8"))
