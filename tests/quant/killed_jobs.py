@@ -11,7 +11,7 @@ import hashlib
 import io
 import json
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -207,7 +207,7 @@ def report_command(folder: Path, note: Note) -> str:
 
 def tables(folder: Path, note: Note) -> str:
     """What searches and benchmarks write for people."""
-    one = quant.sensitivity(net(), data()[:1], metric, progress=False)
+    one = replace(quant.sensitivity(net(), data()[:1], metric, progress=False), seconds=0.0)
     one.to_json(folder / "sensitivity.json")
     one.plot(folder / "sensitivity.svg")
     return ""
