@@ -238,6 +238,9 @@ fuzz-plans: build ## Random programs of every operation by the kernels and by th
 fuzz-networks: build ## Modules with random forwards, static and in training, held to float: ARGS='--seconds 600 --seed 1000'
 	@$(in_venv) python tests/quant/fuzz_networks.py $(ARGS)
 
+fuzz-kills: build ## Kills, full disks and memory at each moment of what writes files (OCTET_FUZZ_SECONDS; ARGS='--every' for each call)
+	@$(in_venv) python tests/quant/fuzz_kills.py $(ARGS)
+
 wheels: $(STAMPS)/wheels ## A wheel with the kernels for every supported torch, into build/wheels: ARGS='--arch aarch64' (15 minutes)
 	@$(say) "building a wheel"
 	@$(in_venv) python .ci/build_wheels.py $(ARGS)

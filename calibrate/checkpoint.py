@@ -2,8 +2,7 @@
 
 A safetensors file; its header holds the manifest as JSON: the format's version, the batches and samples seen, the
 observers' names, types and settings, digests of the model's parameters, of the batches seen and of the file itself,
-and library versions. It is written beside its place, flushed to the disk and renamed, so a reader finds the old file or
-the new one, whenever the writer is killed.
+and library versions. A reader finds the old file or the new one, whenever the writer is killed (`whole_files.py`).
 """
 
 from __future__ import annotations
@@ -21,6 +20,7 @@ from typing import Any
 import safetensors
 import safetensors.torch
 import torch
+from quant.calibrate import whole_files
 from quant.calibrate.batches import sample_bytes
 from quant.calibrate.errors import CheckpointError
 from quant.observers import Observer
@@ -31,6 +31,9 @@ SCHEMA = 1
 
 KEY = "octet.calibration"
 """Name of the manifest in the safetensors header."""
+
+WHO = "calibrate.run: checkpoint"
+"""Of errors."""
 
 
 @dataclass(frozen=True)
@@ -85,7 +88,7 @@ def write(path: Path, observers: Mapping[str, Observer], model_identity: Mapping
     }
     text = json.dumps(manifest, sort_keys=True)
     header = {KEY: text, "digest": digest(text, state)}
-    write_atomically(path, safetensors.torch.save(state, metadata=header))
+    whole_files.replace_file(path, safetensors.torch.save(state, metadata=header), WHO)
 
 
 def read(path: Path, observers: Mapping[str, Observer], model_identity: Mapping[str, Any]) -> Saved:
@@ -247,30 +250,9 @@ def digest(manifest: str, state: Mapping[str, Tensor]) -> str:
 
 
 def check_folder(path: str | os.PathLike[str] | None, who: str) -> None:
-    """Raise FileNotFoundError for a checkpoint in a folder that does not exist; None is no checkpoint."""
-    if path is not None and not Path(path).parent.is_dir():
-        folder, name = str(Path(path).parent), Path(path).name
-        raise FileNotFoundError(f"{who}: checkpoint: there is no folder {folder!r} to write {name!r} in; make it first")
-
-
-def write_atomically(path: Path, data: bytes) -> None:
-    """Write a file whole or not at all, and have it on the disk."""
-    # One fixed name: what a killed run left is overwritten by the next, not piled up.
-    partial = path.with_name(f".{path.name}.partial")
-    try:
-        with open(partial, "wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(partial, path)
-    finally:
-        partial.unlink(missing_ok=True)
-    if hasattr(os, "O_DIRECTORY"):  # the rename itself is on the disk only with the folder; Windows has no such call
-        folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
-        try:
-            os.fsync(folder)
-        finally:
-            os.close(folder)
+    """Raise FileNotFoundError or NotADirectoryError for a checkpoint in no folder; None is no checkpoint."""
+    if path is not None:
+        whole_files.check_folder(Path(path), f"{who}: checkpoint")
 
 
 def _version(package: str) -> str:

@@ -126,7 +126,7 @@ class _Run:
         bar = progress_of("calibrating", unit="batch", total=total_of(batches, limit), shown=shown, initial=done)
         try:
             with bar, evaluating(self.prepared):
-                for batch in itertools.islice(batches, limit):
+                for batch in itertools.islice(_read(batches), limit):
                     if saved is not None and self.batches < done:
                         self._skip(batch, saved)
                         bar.unpause()  # the time it took says nothing about the rate
@@ -246,6 +246,20 @@ def _drive_ranks(this: _Run, batches: Iterable[Any], limit: int | None, progress
             raise failure
         distributed.merge_ranks(this.observers)
     return sum(rank["batches"] for rank in everyone), sum(rank["samples"] for rank in everyone)
+
+
+def _read(batches: Iterable[Any]) -> Iterator[Any]:
+    """The batches; an error of the system in a loader with workers says what the workers need."""
+    workers = getattr(batches, "num_workers", 0)
+    try:
+        yield from batches
+    except OSError as error:
+        if not workers:
+            raise
+        what = error.strerror or error
+        way = "they share memory in /dev/shm: make it larger (docker run --shm-size), or take num_workers=0"
+        text = f"calibrate.run: reading batches from a loader with {workers} workers: {what}; {way}"
+        raise OSError(error.errno or 0, text) from error
 
 
 class _ByRule:

@@ -26,6 +26,7 @@ from typing import Any
 import numpy as np
 from quant.calibrate.errors import listed
 from quant.calibrate.report import unseen
+from quant.calibrate.whole_files import replace_file
 from quant.kernels import choose_qparams
 from quant.observers import OBSERVERS, ChannelMean, FakeQuantizeBase, Observer
 from torch import Tensor, nn
@@ -58,7 +59,7 @@ def save_ranges(prepared: nn.Module, path: str | os.PathLike[str]) -> None:
     lines = [f"    {json.dumps(name)}: {json.dumps(entry)}" for name, entry in entries.items()]
     head = [f'  "format": {json.dumps(FORMAT)},', f'  "note": {json.dumps(NOTE)},', '  "ranges": {']
     text = "\n".join(["{", *head, ",\n".join(lines), "  }", "}", ""])
-    Path(path).write_text(text, encoding="utf-8")
+    replace_file(path, text, "calibrate.save_ranges")
 
 
 def load_ranges(prepared: nn.Module, path: str | os.PathLike[str]) -> None:

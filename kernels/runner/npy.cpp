@@ -1,6 +1,9 @@
 #include "npy.h"
 
+#include <sys/stat.h>
+
 #include <algorithm>
+#include <cerrno>
 #include <charconv>
 #include <cstdio>
 #include <cstring>
@@ -95,13 +98,25 @@ struct Close {
 };
 using File = std::unique_ptr<FILE, Close>;
 
+std::runtime_error cannot(const char* what, const std::string& path) {
+  const int number = errno;
+  return std::runtime_error(std::string("cannot ") + what + " " + path + (number ? std::string(": ") + std::strerror(number) : ""));
+}
+
+// Whether a file takes its place by a rename: what is there and is no file, a pipe or a device, is written as it is.
+bool is_replaced(const std::string& path) {
+  struct stat about;
+  return stat(path.c_str(), &about) != 0 || S_ISREG(about.st_mode);
+}
+
 std::vector<uint8_t> read_file(const std::string& path) {
+  errno = 0;
   const File file(std::fopen(path.c_str(), "rb"));
-  if (!file || std::fseek(file.get(), 0, SEEK_END) != 0) throw std::runtime_error("cannot read " + path);
+  if (!file || std::fseek(file.get(), 0, SEEK_END) != 0) throw cannot("read", path);
   const long size = std::ftell(file.get());
   std::rewind(file.get());
   std::vector<uint8_t> bytes(std::max(size, 0L));
-  if (size < 0 || std::fread(bytes.data(), 1, bytes.size(), file.get()) != bytes.size()) throw std::runtime_error("cannot read " + path);
+  if (size < 0 || std::fread(bytes.data(), 1, bytes.size(), file.get()) != bytes.size()) throw cannot("read", path);
   return bytes;
 }
 
@@ -139,11 +154,18 @@ void write_npy(const std::string& path, const octet_tensor& tensor) {
     std::memcpy(bytes.data() + i * type.bytes, data + place * type.bytes, type.bytes);
   }
   const unsigned char begin[] = {1, 0, static_cast<unsigned char>(header.size() & 255), static_cast<unsigned char>(header.size() >> 8)};
-  File file(std::fopen(path.c_str(), "wb"));
+  // One fixed name: what a killed process left is overwritten by the next.
+  const std::string partial = is_replaced(path) ? path + ".partial" : path;
+  errno = 0;
+  File file(std::fopen(partial.c_str(), "wb"));
   const auto write = [&](const void* from, size_t size) { return std::fwrite(from, 1, size, file.get()) == size; };
-  if (!file || !write(kMagic, kMagicSize) || !write(begin, sizeof begin) || !write(header.data(), header.size()) ||
-      !write(bytes.data(), bytes.size()) || std::fclose(file.release()) != 0)
-    throw std::runtime_error("cannot write " + path);
+  if (file && write(kMagic, kMagicSize) && write(begin, sizeof begin) && write(header.data(), header.size()) &&
+      write(bytes.data(), bytes.size()) && std::fclose(file.release()) == 0 &&
+      (partial == path || std::rename(partial.c_str(), path.c_str()) == 0))
+    return;
+  const std::runtime_error error = cannot("write", path);
+  if (partial != path) std::remove(partial.c_str());
+  throw error;
 }
 
 }  // namespace npy

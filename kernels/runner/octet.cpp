@@ -6,6 +6,7 @@
 #include <new>
 
 #include "core/cpu/isa.h"
+#include "core/cpu/memory.h"
 #include "file_bytes.h"
 #include "model.h"
 #include "thread_limit.h"
@@ -39,8 +40,8 @@ template <class Fn>
 octet_status guarded(octet_status bad, Fn fn) {
   try {
     return fn();
-  } catch (const std::bad_alloc&) {
-    return failed(OCTET_NO_MEMORY, "out of memory");
+  } catch (const std::bad_alloc& error) {
+    return failed(OCTET_NO_MEMORY, words_of(error));
   } catch (const std::length_error&) {  // what the standard library says of a size beyond all memory
     return failed(OCTET_NO_MEMORY, "out of memory");
   } catch (const std::invalid_argument& error) {

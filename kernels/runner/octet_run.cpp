@@ -5,6 +5,7 @@
 #include <cstdio>
 #include <cstring>
 #include <exception>
+#include <new>
 #include <stdexcept>
 #include <string>
 #include <vector>
@@ -167,6 +168,11 @@ void run(const Options& options, Clock::time_point start) {
   if (options.repeat) repeat(model, inputs, outputs, options.repeat);
 }
 
+int no_memory() {
+  std::fprintf(stderr, "octet-run: out of memory for the inputs and outputs\n");
+  return 1;
+}
+
 }  // namespace
 
 int main(int count, char** arguments) {
@@ -176,6 +182,10 @@ int main(int count, char** arguments) {
   } catch (const Usage& error) {
     std::fprintf(stderr, "octet-run: %s\n%s", error.what(), kUsage);
     return 2;
+  } catch (const std::bad_alloc&) {
+    return no_memory();
+  } catch (const std::length_error&) {  // what the standard library says of a size beyond all memory
+    return no_memory();
   } catch (const std::exception& error) {
     std::fprintf(stderr, "octet-run: %s\n", error.what());
     return 1;

@@ -7,11 +7,15 @@
 
 #include "core/cpu/threads.h"
 
-#if defined(OCTET_POOL)
+#if defined(OCTET_POOL) || defined(_OPENMP)
 #include <condition_variable>
+#include <new>
+#include <system_error>
 #include <thread>
 #include <vector>
-#elif defined(_OPENMP)
+#endif
+#if defined(_OPENMP)
+#include <atomic>
 #include <omp.h>
 #endif
 
@@ -40,11 +44,9 @@ class Pool {
 
   bool run(int64_t threads, const FunctionRef<void(int64_t)>& fn) {
     const std::unique_lock busy(busy_, std::try_to_lock);
-    if (!busy) return false;
+    if (!busy || !start(threads - 1)) return false;
     {
       const std::lock_guard lock(mutex_);
-      while (static_cast<int64_t>(workers_.size()) < threads - 1)
-        workers_.emplace_back([this, place = static_cast<int64_t>(workers_.size()) + 1] { work(place); });
       fn_ = &fn, threads_ = threads, left_ = threads - 1, ++round_;
     }
     wake_.notify_all();
@@ -55,6 +57,21 @@ class Pool {
   }
 
  private:
+  // Whether there are so many threads: where no more can be started, the caller's own does all.
+  bool start(int64_t wanted) {
+    const std::lock_guard lock(mutex_);
+    try {
+      workers_.reserve(wanted);
+      while (static_cast<int64_t>(workers_.size()) < wanted)
+        workers_.emplace_back([this, place = static_cast<int64_t>(workers_.size()) + 1] { work(place); });
+    } catch (const std::system_error&) {
+      return false;
+    } catch (const std::bad_alloc&) {
+      return false;
+    }
+    return true;
+  }
+
   void work(int64_t place) {
     inside = true;
     uint64_t seen = 0;
@@ -96,6 +113,39 @@ void run_shares(int64_t threads, const FunctionRef<void(int64_t)>& fn) {
 int64_t hardware_threads() { return omp_get_max_threads(); }
 bool in_parallel() { return omp_in_parallel(); }
 
+// How many of `wanted` threads, the caller's among them, can be started. OpenMP ends the process where it cannot start one, so that
+// is tried before, until it has gone well once: 20 microseconds a thread. With one to spare, whose memory is left for OpenMP's own.
+int64_t startable(int64_t wanted) {
+  static std::atomic<int64_t> known{1};
+  if (wanted <= known.load(std::memory_order_relaxed)) return wanted;
+  std::mutex mutex;
+  std::condition_variable all_there;
+  bool done = false;
+  std::vector<std::thread> threads;
+  const auto end = [&] {
+    {
+      const std::lock_guard lock(mutex);
+      done = true;
+    }
+    all_there.notify_all();
+    for (std::thread& one : threads) one.join();
+  };
+  try {
+    threads.reserve(wanted);
+    while (static_cast<int64_t>(threads.size()) < wanted)
+      threads.emplace_back([&] {
+        std::unique_lock lock(mutex);
+        all_there.wait(lock, [&] { return done; });
+      });
+  } catch (const std::system_error&) {
+  } catch (const std::bad_alloc&) {
+  }
+  end();
+  const int64_t started = std::max<int64_t>(1, static_cast<int64_t>(threads.size()));
+  if (started == wanted) known = wanted;
+  return started;
+}
+
 void run_shares(int64_t threads, const FunctionRef<void(int64_t)>& fn) {
 #pragma omp parallel for num_threads(static_cast<int>(threads)) schedule(static, 1)
   for (int64_t thread = 0; thread < threads; ++thread) fn(thread);
@@ -114,7 +164,11 @@ void run_shares(int64_t threads, const FunctionRef<void(int64_t)>& fn) {
 ThreadLimit::ThreadLimit(int64_t most) : before_(limit) { limit = most; }
 ThreadLimit::~ThreadLimit() { limit = before_; }
 
+#if !defined(OCTET_POOL) && defined(_OPENMP)
+int64_t available_threads() { return in_parallel() ? 1 : startable(limit ? limit : hardware_threads()); }
+#else
 int64_t available_threads() { return in_parallel() ? 1 : limit ? limit : hardware_threads(); }
+#endif
 
 void run_threads(int64_t threads, FunctionRef<void(int64_t)> fn) {
   std::exception_ptr first;

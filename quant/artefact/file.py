@@ -10,6 +10,7 @@ import hashlib
 import importlib.metadata
 import json
 import os
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ from torch import Tensor
 
 from quant.artefact import manifest_form, runner_document
 from quant.artefact.tensor_bytes import tensor_bytes
+from quant.calibrate.whole_files import replacing
 from quant.export.whole_plan import WholePlan
 
 SCHEMA = 4
@@ -61,18 +63,23 @@ def write(
         "checksums": checksums,
         "versions": {name: _version(name) for name in ("octet-quant", "torch")},
     }
-    partial = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        metadata = {MANIFEST: json.dumps({**whole, "digest": _digest(whole)}, sort_keys=True)}
-        if runner is not None:
-            metadata.update(runner_document.metadata(runner, same, writer(whole)))
+    metadata = {MANIFEST: json.dumps({**whole, "digest": _digest(whole)}, sort_keys=True)}
+    if runner is not None:
+        metadata.update(runner_document.metadata(runner, same, writer(whole)))
+    with replacing(path, "quant.save") as partial:
         partial.touch()
         mode = partial.stat().st_mode  # by the user's umask; safetensors creates files that only their owner can read
-        save_file(tensors, partial, metadata=metadata)
+        try:
+            save_file(tensors, partial, metadata=metadata)
+        except safetensors.SafetensorError as error:
+            raise _as_system_error(error) from error
         partial.chmod(mode)
-        os.replace(partial, path)
-    finally:
-        partial.unlink(missing_ok=True)
+
+
+def _as_system_error(error: safetensors.SafetensorError) -> Exception:
+    """What the system said, of which safetensors has the number in its text."""
+    number = re.search(r"\(os error (\d+)\)", str(error))
+    return error if number is None else OSError(int(number[1]), os.strerror(int(number[1])))
 
 
 def read(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:

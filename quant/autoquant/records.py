@@ -21,7 +21,7 @@ from quant.autoquant.candidates import CANDIDATES, Plan
 from quant.autoquant.costs import Cost
 from quant.calibrate import CheckpointError
 from quant.calibrate.batches import fingerprint, sample_bytes
-from quant.export.whole_files import replace_file
+from quant.calibrate.whole_files import replace_file
 from quant.recipe import Recipe
 
 VERSION = "2"

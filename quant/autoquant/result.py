@@ -6,13 +6,13 @@ import json
 import os
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
-from pathlib import Path
 from typing import Any
 
 from torch import nn
 
 from quant.autoquant.candidates import Form
 from quant.autoquant.trials import Trial
+from quant.calibrate.whole_files import replace_file
 from quant.page.scales import Point, drawn_points
 from quant.recipe import Recipe
 from quant.sensitivity.result import finite
@@ -109,7 +109,7 @@ class Autoquantized:
         """The same as text, which is also written to `path`, if any."""
         text = json.dumps(self.to_dict(), indent=2)
         if path is not None:
-            Path(path).write_text(text + "\n", encoding="utf-8")
+            replace_file(path, text + "\n", "quant.autoquant: to_json")
         return text
 
     def pareto(self) -> tuple[Trial, ...]:

@@ -8,9 +8,9 @@ import os
 import statistics
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any
 
+from quant.calibrate.whole_files import replace_file
 from quant.page.flame import Part, drawn_flame
 from quant.page.text_table import aligned
 
@@ -150,7 +150,7 @@ class Benchmark:
         """The same as text, which is also written to `path`, if any."""
         text = json.dumps(self.to_dict(), indent=2)
         if path is not None:
-            Path(path).write_text(text + "\n", encoding="utf-8")
+            replace_file(path, text + "\n", "quant.benchmark: to_json")
         return text
 
     def plot(self, path: str | os.PathLike[str]) -> None:

@@ -37,7 +37,7 @@ from quant.cli import (
 )
 from quant.cli.arguments import add_model_arguments, add_recipe_arguments
 from quant.cli.completion import SHELLS
-from quant.cli.errors import UserError
+from quant.cli.errors import UserError, is_out_of_memory, one_line
 
 INTERRUPTED = 130
 """The exit status after Ctrl-C, as a shell gives it to a program that SIGINT ended."""
@@ -59,6 +59,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         except BrokenPipeError:  # the reader, `head` say, has seen enough
             sys.stderr.close()
             return 0
+        except (MemoryError, RuntimeError) as error:
+            if not is_out_of_memory(error):
+                raise
+            way = "smaller batches, or fewer at a time, take less"
+            print(f"quant {options.command}: out of memory: {one_line(error)}; {way}", file=sys.stderr)
+            return 2
         except KeyboardInterrupt:
             print(f"\nquant {options.command}: interrupted", file=sys.stderr)
             return INTERRUPTED

@@ -9,6 +9,11 @@ class UserError(Exception):
     """What the user can put right: one line that says what is wrong and the way out, shown without a traceback."""
 
 
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether Python, the kernels or torch's allocator on the CPU, whose error is a RuntimeError, found no memory."""
+    return isinstance(error, MemoryError) or "can't allocate memory" in str(error)
+
+
 def one_line(error: BaseException) -> str:
     """The message of an error and, where the user's own code raised it, the file and line."""
     place = _users_line(error)

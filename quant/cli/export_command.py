@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import io
 import json
 import time
 from collections.abc import Iterator
@@ -185,8 +186,15 @@ def _report(described: Any, outputs: list[Any], outs: list[Path], taken: list[fl
     """Write the outputs that are asked for, and print all."""
     import numpy
 
+    from quant.calibrate.whole_files import replace_file
+
     for path, value in zip(outs, outputs, strict=False):
-        numpy.save(path, value.contiguous().numpy())
+        array = io.BytesIO()
+        numpy.save(array, value.contiguous().numpy())
+        try:
+            replace_file(path, array.getvalue(), "--output")
+        except OSError as error:
+            raise UserError(one_line(error)) from error
     rows = [
         {"name": one.name, "dtype": str(value.dtype).removeprefix("torch."), "shape": list(value.shape)}
         for one, value in zip(described, outputs, strict=True)

@@ -37,6 +37,7 @@ def report(options: argparse.Namespace, rest: list[str]) -> int:
     """Write the page to --out; with --json print the comparison."""
     import quant
     from quant.calibrate import CalibrationError, CheckpointError, command, load_ranges, run, save_ranges
+    from quant.calibrate.whole_files import replace_file
     from quant.cli import files
 
     out = files.writable(Path(options.out), ".html")
@@ -65,9 +66,9 @@ def report(options: argparse.Namespace, rest: list[str]) -> int:
         converted = quant.convert(prepared)
         options.data = options.compare_data or options.data
         comparison = quant.compare(model, converted, itertools.islice(command.read(options), options.compare))
+        replace_file(out, quant.report_html(converted, comparison, prepared=prepared), "--out")
     except (CalibrationError, CheckpointError, TypeError, ValueError, OSError) as error:
         raise UserError(one_line(error)) from error
-    out.write_text(quant.report_html(converted, comparison, prepared=prepared), encoding="utf-8")
     print(json.dumps(comparison.to_dict(), indent=2) if options.json else comparison)
     if not options.json:
         print(f"wrote {out} ({out.stat().st_size / 1024:.1f} KiB)")

@@ -13,8 +13,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from quant.calibrate.whole_files import replace_file
 from quant.export.qdq import to_qdq
-from quant.export.whole_files import replace_file
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from quant.export.whole_files import replace_file
+from quant.calibrate.whole_files import replace_file
 
 
 @dataclass(frozen=True)

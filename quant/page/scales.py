@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from quant.calibrate.whole_files import replace_file
 from quant.page.markup import Markup, join, tag
 
 INK, SOFT, LINE, BLUE, RED = "#1d2530", "#5c6672", "#dfddd6", "#1f6f8b", "#b42318"
@@ -119,4 +120,4 @@ def write_svg(path: str | os.PathLike[str], width: float, height: float, title: 
     drawing = tag(
         "svg", ground, svg_text(12, 22, title), content, xmlns="http://www.w3.org/2000/svg", role="img", **size
     )
-    where.write_text(drawing + "\n", encoding="utf-8")
+    replace_file(where, drawing + "\n", "plot")

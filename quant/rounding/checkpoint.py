@@ -21,7 +21,8 @@ from torch import Tensor, nn
 
 from quant.calibrate import CheckpointError
 from quant.calibrate.batches import fingerprint, tensors
-from quant.calibrate.checkpoint import digest, read_whole, write_atomically
+from quant.calibrate.checkpoint import digest, read_whole
+from quant.calibrate.whole_files import replace_file
 from quant.runtime.layers.weighted import QWeight
 from quant.runtime.names import dtype_name
 
@@ -72,7 +73,7 @@ class Checkpoint:
         errors = {name: numbers for name, (_, numbers) in self.done.items()}
         text = json.dumps({**self.belongs_to, "errors": errors}, sort_keys=True)
         header = {KEY: text, "digest": digest(text, state)}
-        write_atomically(self.path, safetensors.torch.save(state, metadata=header))
+        replace_file(self.path, safetensors.torch.save(state, metadata=header), "rounding: checkpoint")
 
     def _read(self, path: Path) -> None:
         manifest, state = read_whole(path, KEY, "learn_rounding", _REMEDY)

@@ -7,9 +7,9 @@ import math
 import os
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any
 
+from quant.calibrate.whole_files import replace_file
 from quant.page.scales import drawn_bars
 from quant.page.text_table import aligned
 
@@ -94,7 +94,7 @@ class Sensitivity:
         """The same as text, which is also written to `path`, if any."""
         text = json.dumps(self.to_dict(), indent=2)
         if path is not None:
-            Path(path).write_text(text + "\n", encoding="utf-8")
+            replace_file(path, text + "\n", "quant.sensitivity: to_json")
         return text
 
     def plot(self, path: str | os.PathLike[str]) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import io
+import os
 import re
 import warnings
 from collections.abc import Iterable, Iterator
@@ -233,3 +235,22 @@ def test_warnings_as_errors_leave_the_model_in_order() -> None:
         with pytest.raises(CalibrationWarning):
             calibrate.run(net, [torch.full((1, 3), torch.nan)], progress=False)
     assert net.training
+
+
+class Loader:
+    """As a DataLoader, whose workers find no room."""
+
+    def __init__(self, num_workers: int) -> None:
+        self.num_workers = num_workers
+
+    def __iter__(self) -> Iterator[Tensor]:
+        yield data()[0]
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+def test_workers_without_shared_memory_are_said() -> None:
+    """Of torch's own loader it is an OSError without a word about what is full."""
+    with pytest.raises(OSError, match=r"2 workers: No space left on device; they share .*/dev/shm.*num_workers=0"):
+        calibrate.run(Net(), Loader(2), progress=False)
+    with pytest.raises(OSError, match=r"^\[Errno 28\] No space left on device$"):
+        calibrate.run(Net(), Loader(0), progress=False)

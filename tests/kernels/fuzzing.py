@@ -152,10 +152,12 @@ def _limit(parent: int) -> None:
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[0])
     most = pages * resource.getpagesize() + MEMORY
+    allowed = resource.getrlimit(resource.RLIMIT_AS)[1]  # less in a child of a child
+    most = most if allowed == resource.RLIM_INFINITY else min(most, allowed)
     resource.setrlimit(resource.RLIMIT_AS, (most, most))
 
 
-def _in_child(
+def in_child(
     isa: str, work: Callable[[Callable[[int], None], Callable[[Any], None]], None], *, quiet: bool = True
 ) -> _Child:
     """work(at, say) in a forked process: at(place) before each case, say(anything JSON has) as often as it likes."""
@@ -238,7 +240,7 @@ def run_one(
             say({"wrong": str(wrong)})
         say({"draws": draws.taken})
 
-    child = _in_child(isa, work, quiet=quiet)
+    child = in_child(isa, work, quiet=quiet)
     wrong = next((said["wrong"] for said in child.answer if "wrong" in said), "")
     draws = next((said["draws"] for said in child.answer if "draws" in said), [])
     return wrong or child.ended(), draws, next((said["words"] for said in child.answer if "words" in said), "")
@@ -259,7 +261,7 @@ def draws_of(fuzzer: Fuzzer, kind: str, isa: str, source: str) -> list[int]:
         answers.append(answer)
         _checked(fuzzer, kind, Said(source))
 
-    return [int(number) for number in _in_child(isa, work).answer]
+    return [int(number) for number in in_child(isa, work).answer]
 
 
 def smaller(fuzzer: Fuzzer, kind: str, isa: str, draws: Sequence[int]) -> list[int]:
@@ -327,7 +329,7 @@ def campaign(
                     break
             say({"outcomes": outcomes, "next": number + 1})
 
-        child = _in_child(isa, work)
+        child = in_child(isa, work)
         failed = [(said["failed"], said["why"]) for said in child.answer if "failed" in said]
         summaries = [said for said in child.answer if "outcomes" in said]
         for said in summaries:
@@ -373,7 +375,7 @@ def usable_isas() -> list[str]:
         return [""]
     names = []
     for one in build.instruction_sets(build.host_arch()):
-        child = _in_child(one.name, lambda at, say: say(str(torch.ops.octet_native.isa_refusal())))
+        child = in_child(one.name, lambda at, say: say(str(torch.ops.octet_native.isa_refusal())))
         if child.answer == [""]:
             names.append(one.name)
     return names

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import resource
 from collections.abc import Callable
 from pathlib import Path
 
@@ -101,6 +102,24 @@ def test_a_float_model_is_not_saved(tmp_path: Path) -> None:
     with pytest.raises(quant.ArtefactError, match="no int8 module"):
         quant.save(Tagger(), tmp_path / "model.q8")
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.skipif(not hasattr(resource, "RLIMIT_FSIZE"), reason="there is no limit of file sizes")
+def test_a_file_that_does_not_fit_is_named_and_the_old_one_stays(tmp_path: Path) -> None:
+    """Safetensors has an error of its own, and a temporary file of its own beside the one that it is to write."""
+    path, q = tmp_path / "m.q8", quant.quantize_dynamic(Tagger())
+    path.write_bytes(b"old")
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, before[1]))
+    try:
+        with pytest.raises(
+            OSError, match=r"quant\.save: File too large; .*nothing that was there is changed: '.*m\.q8'"
+        ):
+            quant.save(q, path)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert path.read_bytes() == b"old"
+    assert list(tmp_path.iterdir()) == [path]
 
 
 def written(tmp_path: Path) -> Path:

@@ -9,6 +9,7 @@ import re
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -138,6 +139,28 @@ def test_ctrl_c_is_status_130(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Ca
     monkeypatch.setattr(commands, "doctor", interrupted)
     assert main(["doctor"]) == 130
     assert capsys.readouterr().err.strip() == "quant doctor: interrupted"
+
+
+@pytest.mark.parametrize(
+    "allocate", [lambda: torch.empty(1 << 50), lambda: bytearray(1 << 60)], ids=["torch", "Python"]
+)
+def test_no_memory_is_one_line(
+    allocate: Callable[[], object], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(commands, "doctor", lambda *_: allocate())
+    assert main(["doctor"]) == 2
+    said = capsys.readouterr().err
+    assert said.startswith("quant doctor: out of memory: ")
+    assert said.count("\n") == 1
+
+
+def test_an_error_of_another_kind_is_shown_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(*_: object) -> int:
+        raise RuntimeError("a fault of ours")
+
+    monkeypatch.setattr(commands, "doctor", fails)
+    with pytest.raises(RuntimeError, match="a fault of ours"):
+        main(["doctor"])
 
 
 def test_a_compiler_that_is_not_there_is_status_1(capsys: pytest.CaptureFixture[str]) -> None:

@@ -97,7 +97,6 @@ struct PlanCache {
     while (!entries.empty() && operations + wanted > kMostOperations)
       drop(std::min_element(entries.cbegin(), entries.cend(),
                             [](const auto& a, const auto& b) { return a.second->used < b.second->used; }));
-    operations += wanted;
   }
 };
 
@@ -201,6 +200,7 @@ std::shared_ptr<const KnownPlan> find_or_build(at::TensorList inputs, at::Tensor
   std::unique_lock lock(known.mutex);
   known.make_room(made->operations);
   known.entries.emplace(hash, made);
+  known.operations += made->operations;  // behind what may find no memory
   return made;
 }
 

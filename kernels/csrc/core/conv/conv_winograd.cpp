@@ -2,11 +2,11 @@
 #include <algorithm>
 #include <cstdlib>
 #include <cstring>
-#include <new>
 
 #include "core/conv/conv.h"
 #include "core/conv/conv_workspace.h"
 #include "core/conv/native_winograd.h"
+#include "core/cpu/memory.h"
 #include "core/gemm/workspace.h"
 
 namespace octet {
@@ -94,7 +94,7 @@ PackedWinograd::PackedWinograd(const int8_t* weight, int64_t outputs, int64_t ch
   if (!exact) return;
   packed_bytes_ = (table->packed_bytes(outputs, channels) + 63) / 64 * 64;
   packed_.reset(static_cast<int8_t*>(std::aligned_alloc(64, packed_bytes_)));
-  if (!packed_) throw std::bad_alloc();
+  if (!packed_) throw_no_memory(packed_bytes_, "a packed weight");
   table->pack(weight, outputs, channels, packed_.get());
 }
 

@@ -4,7 +4,8 @@
 
 #include <cstdint>
 #include <cstdlib>
-#include <new>
+
+#include "core/cpu/memory.h"
 
 namespace octet {
 namespace {
@@ -23,7 +24,7 @@ class FileBuffer {
       std::free(memory_);
       memory_ = std::malloc(count * sizeof(T));
       count_ = memory_ ? count : 0;
-      if (!memory_) throw std::bad_alloc();
+      if (!memory_) throw_no_memory(count * sizeof(T), "intermediate values");
     }
     return static_cast<T*>(memory_);
   }

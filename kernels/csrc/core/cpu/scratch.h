@@ -3,7 +3,8 @@
 
 #include <cstdint>
 #include <cstdlib>
-#include <new>
+
+#include "core/cpu/memory.h"
 
 namespace octet {
 
@@ -30,7 +31,7 @@ class Scratch {
       // Zeros from the system, which writes none before they are read.
       memory_ = std::calloc(bytes + 63, 1);
       bytes_ = memory_ ? bytes : 0;
-      if (!memory_) throw std::bad_alloc();
+      if (!memory_) throw_no_memory(bytes, "intermediate values");
     }
     return reinterpret_cast<T*>((reinterpret_cast<uintptr_t>(memory_) + 63) / 64 * 64 + kSlack);
   }

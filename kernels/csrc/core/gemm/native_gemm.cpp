@@ -1,8 +1,8 @@
 // The core's own library: this CPU's kernel and, on AVX2, the route that a weight allows.
 #include <algorithm>
 #include <cstdlib>
-#include <new>
 
+#include "core/cpu/memory.h"
 #include "core/gemm/native_gemm.h"
 #include "core/gemm/packed_gemm.h"
 
@@ -26,7 +26,7 @@ class NativePacked final : public PackedGemm {
   NativePacked(const int8_t* weight, int64_t n, int64_t k) : PackedGemm(weight, n, k), gemm_(choose(weight, n, k)) {
     packed_bytes_ = (gemm_.packed_bytes(n, k) + kSlack + 63) / 64 * 64;
     packed_.reset(static_cast<int8_t*>(std::aligned_alloc(64, packed_bytes_)));
-    if (!packed_) throw std::bad_alloc();
+    if (!packed_) throw_no_memory(packed_bytes_, "a packed weight");
     gemm_.pack(weight, n, k, packed_.get());
   }
 
