@@ -367,7 +367,7 @@ def decoder_step(length: int) -> tuple[Tensor, Tensor, Tensor]:
 @torch.no_grad()
 @pytest.mark.parametrize("length", [1, 7])
 def test_the_length_of_a_cache_is_free_beside_its_mask(length: int) -> None:
-    """Each of both decides otherwise by itself, and so do the new words, of which there are as many as a cache of one."""
+    """Each decides otherwise by itself, and so does the number of new words, which a cache of one has as well."""
     net, example = Cached().eval(), decoder_step(length)
     for other in (3, 12, 64):
         assert runs(net, example, *decoder_step(other))
