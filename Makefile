@@ -72,6 +72,13 @@ test-generate: build $(STAMPS)/zoo ## generate() of int8 decoders with cache, be
 	@$(say) "generating text with int8 models (installs some hundred megabytes of model libraries the first time)"
 	@$(in_venv) OMP_NUM_THREADS=1 python tests/zoo/generate.py $(ARGS)
 
+test-integrations: build $(STAMPS)/integrations ## The tests that need Lightning, transformers or Accelerate, in the environment that holds them (minutes)
+	@$(say) "running the tests of integrations (installs some 230 MB of libraries the first time)"
+	@[[ -f kernels/_octet.so ]] || export QUANT_EXTENSION=none; \
+	    $(in_venv) $(PYTEST) tests/quant/test_integrations.py tests/quant/hostile/test_real_libraries.py \
+	    tests/quant/language tests/zoo/test_generate.py tests/zoo/test_slice.py \
+	    tests/test_readme.py::test_what_needs_another_library_runs $(ARGS)
+
 golden: build ## Whether 3,000 random networks give the same bytes as in another checkout: ARGS='--against PATH' (10 minutes a side)
 	@$(in_venv) python tests/golden/run.py $(ARGS)
 
@@ -87,6 +94,7 @@ test-no-compiler: install ## The tests as on a machine without a compiler, on th
 	@# hostile forwards and random ones are recorded as, which integers are chosen, what is searched and what is printed.
 	@# Files for others, and models of others, are the same bytes too. There is no compiler either, as on a machine that has
 	@# none. Of the documentation the README's commands are run, which a new user meets first.
+	@# What trainers and models of other libraries call is the same Python as well.
 	@# Files for the runner are written there too, and read by the one that `make runner` left.
 	@[[ ! -x build/octet-run ]] || export OCTET_RUNNER=$(CURDIR)/build; \
 	    $(in_venv) QUANT_EXTENSION=none CXX=/nonexistent $(PYTEST) --junitxml=$(RESULTS)/test-no-compiler.xml \
@@ -102,6 +110,8 @@ test-no-compiler: install ## The tests as on a machine without a compiler, on th
 	    $(addprefix --ignore=tests/quant/,test_from_torch_ao.py test_page.py test_load_without_capture.py) \
 	    $(addprefix --ignore=tests/quant/,test_range_steps.py test_capture_numbers.py test_island_results.py test_block_runs.py) \
 	    $(addprefix --ignore=tests/,observers/test_rounding.py quant/hostile/test_reported_tools.py) \
+	    $(addprefix --ignore=tests/,quant/language quant/test_integrations.py quant/hostile/test_real_libraries.py zoo/test_generate.py) \
+	    --deselect tests/test_readme.py::test_what_needs_another_library_runs \
 	    $(addprefix --ignore=tests/,zoo/test_slice.py tutorials/test_gallery.py tutorials/test_demo.py tutorials/test_serving.py tutorials/test_shards.py) \
 	    --deselect 'tests/test_readme.py::test_what_it_shows_runs[docs' \
 	    --deselect tests/kernels/test_fuzzing.py::test_it_finds_what_is_wrong \
@@ -130,8 +140,9 @@ check: install ## What CI runs: lint, types, all tests, with and without the com
 	@# The root for aarch64 is mostly a download, so it is made beside the tests, and what is compiled for it takes what
 	@# they leave of the cores; test-arm waits for both, and says what is wrong with them. Not beside the build: with its
 	@# compiler apt may renew the one of this machine.
-	@# What the documentation is built with is installed first, since that links the package anew, which mypy reads.
-	@rm -rf $(RESULTS); failed=0; table=(); $(MAKE) --no-print-directory $(STAMPS)/docs || true; \
+	@# What the documentation is built with, and the trainers that integrations are for, are installed first, since that
+	@# links the package anew, which mypy reads. Without those trainers their tests are skipped, with the reason.
+	@rm -rf $(RESULTS); failed=0; table=(); $(MAKE) -k --no-print-directory $(STAMPS)/docs $(STAMPS)/integrations || true; \
 	for step in $(CHECKS); do \
 	    start=$$SECONDS; verdict=passed; jobs=(); [[ $$step != *+* ]] || jobs=(-k -j2 --output-sync=target); \
 	    $(MAKE) --no-print-directory $${jobs[@]} $${step//+/ } || { verdict=FAILED; failed=1; }; \
@@ -289,7 +300,7 @@ $(STAMPS)/install: $(STAMPS)/requirements $(STAMPS)/files setup.py
 	@touch $@
 
 # The extra of that name: what the benchmarks compare with, the libraries of the zoo's architectures, and so on.
-$(STAMPS)/bench $(STAMPS)/zoo $(STAMPS)/docs $(STAMPS)/wheels $(STAMPS)/coverage: pyproject.toml | $(STAMPS)/install
+$(STAMPS)/bench $(STAMPS)/zoo $(STAMPS)/docs $(STAMPS)/integrations $(STAMPS)/wheels $(STAMPS)/coverage: pyproject.toml | $(STAMPS)/install
 	@$(say) "installing what 'make $(@F)' and its like need"
 	@$(in_venv) pip install --quiet --disable-pip-version-check --no-build-isolation -e '.[$(@F)]' \
 	    --config-settings editable_mode=strict

@@ -8,6 +8,7 @@ the module gave, to the bit.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from typing import Any
 
@@ -43,6 +44,9 @@ from quant.runtime.matching import CaptureMismatch
 from quant.runtime.names import full_name
 from quant.runtime.trees import Ref, leaves, map_leaves
 
+MOST_PAIRS = 6
+"""How many pairs of sizes are tried together: each costs two recordings where it is no pair."""
+
 
 class Proof:
     """One attempt to show that a recording stands for other calls too.
@@ -58,9 +62,10 @@ class Proof:
         self.limits: tuple[Limit, ...] = ()
         self._seed = (torch.initial_seed() + 1) % 2**63  # for all that follows: no remainder is the first recording's
         self._unmoved = Unmoved()
-        self._decided = False
+        self._decided = self._moves_alike = False
         held = {(limit.place, limit.dim) for limit in recorder.limits}
-        groups = [group for group in groups_of(recorder) if not held & {(one.place, one.dim) for one in group}]
+        groups = [[one for one in group if (one.place, one.dim) not in held] for group in groups_of(recorder)]
+        groups = [group for group in groups if group]
         every = [limit for group in groups for limit in group]
         if recorder.is_threaded:
             # A size that a layer refuses is an error of its thread, and the forward may wait for what that thread
@@ -104,17 +109,37 @@ class Proof:
     def _hold_where_unlike(self, values: Variation, groups: list[list[Limit]]) -> None:
         """Hold the sizes that change what is recorded."""
         self.problems = {}
-        left = groups[::-1]
+        left, decided, free = groups[::-1], list[list[Limit]](), set[Limit]()
         while left:
             group = left.pop()
             agrees = self._holds(values, group, VARY)
-            if agrees is None:  # a length may only happen to equal the width of a layer
+            if agrees is None:  # a length may only happen to equal the width of a layer, or another length
                 left += parts_of(group)[::-1]
             # A size that no other takes the place of is the module's own; a number may be taken unseen, and so may a
             # size of which every other one decides otherwise: those that decide alike were not tried.
-            if agrees is False or (agrees is None and (group[0].dim == NUMBER or self._decided)):
+            if agrees is False or (agrees is None and group[0].dim == NUMBER):
                 self.limits += tuple(group)
+            elif agrees is None and self._decided:
+                decided.append(group)
+            free.update(group if agrees else ())
             self.problems = {}
+        decided = [[limit for limit in group if limit not in free] for group in decided]
+        free |= self._free_together(values, [group for group in decided if group])
+        self.limits += tuple(dict.fromkeys(limit for group in decided for limit in group if limit not in free))
+
+    def _free_together(self, values: Variation, decided: list[list[Limit]]) -> set[Limit]:
+        """Of sizes each of which decides otherwise by itself, those that do not when two change by the same.
+
+        A decoder's cache and its mask: the mask is as much longer as there are new tokens.
+        """
+        free = set[Limit]()
+        self._moves_alike = True
+        for one, other in itertools.islice(itertools.combinations(decided, 2), MOST_PAIRS):
+            if not free & {*one, *other} and not {*one} & {*other} and self._holds(values, [*one, *other], VARY):
+                free.update(one, other)
+            self.problems = {}
+        self._moves_alike = False
+        return free
 
     def _holds(self, values: Variation, limits: list[Limit], steps: tuple[str, ...]) -> bool | None:
         """As `_agrees`, by the first of several steps that the module takes, and others where that one shows little.
@@ -126,7 +151,7 @@ class Proof:
             verdict = self._agrees(values, limits, step)
             if verdict is not None:
                 break
-        if verdict is False or (verdict is None and not self._decided):
+        if verdict is False or (verdict is None and (not self._decided or self._moves_alike)):
             return verdict
         return self._uncovered(values, limits, self._unmoved if verdict else None, alone=steps == VARY)
 
@@ -158,7 +183,8 @@ class Proof:
 
     def _agrees_apart(self, values: Variation, limits: list[Limit], step: str) -> bool | None:
         """As `_agrees`, by one call, or by one for each group of sizes, all of which the module has to take."""
-        unmoved, apart = Unmoved(), affordable(self.recorder, limits, step)
+        unmoved = Unmoved()
+        apart = [limits] if self._moves_alike else affordable(self.recorder, limits, step)
         for group in apart:
             agrees = self._agrees(values, group, step)
             if not agrees:
@@ -170,7 +196,7 @@ class Proof:
     def _agrees(self, values: Variation, limits: list[Limit], step: str = VARY[0]) -> bool | None:
         """Whether another call has the same recording, and the graph its output; None where the module refuses it."""
         try:
-            call = varied(self.recorder, self.call, values, limits, step)
+            call = varied(self.recorder, self.call, values, limits, step, alike=self._moves_alike)
         except NoOther:
             return None
         seed(self._seed)

@@ -98,14 +98,20 @@ def is_width(limit: Limit, recorder: Recorder) -> bool:
     return dims > 1 and limit.dim == (1 if dims > 3 else dims - 1)
 
 
-def varied(recorder: Recorder, call: Arguments, values: Variation, limits: list[Limit], step: str) -> Arguments:
+def varied(
+    recorder: Recorder, call: Arguments, values: Variation, limits: list[Limit], step: str, *, alike: bool = False
+) -> Arguments:
     """A recorded call with other values, and with other sizes and numbers where `limits` names them.
+
+    Args:
+        alike: add to each of these sizes what the step adds to the smallest, so that their differences stay.
 
     Raises:
         NoOther: a size or number cannot be changed by this step, or none is by it.
     """
     wanted = {(one.place, one.dim) for one in limits}
     beyond = _beyond(recorder)
+    smallest = min(filter(None, (_size(recorder, one) for one in limits)), default=0) if alike else 0
     numbers, tensors = itertools.count(), itertools.count()
     is_other = not limits
 
@@ -123,7 +129,8 @@ def varied(recorder: Recorder, call: Arguments, values: Variation, limits: list[
             return changed
         for dim, size in enumerate(tensor.shape):
             if (place, dim) in wanted and size:
-                other = _other_size(size, dim, step, beyond)
+                known = smallest or size
+                other = size - known + _other_size(known, dim, step, beyond)
                 is_other = is_other or other != size
                 changed = changed.index_select(dim, _places(size, other, tensor))
         return values(changed, place)

@@ -161,8 +161,8 @@ def calls_of_proofs(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """Collects the calls with other sizes that proofs record."""
     calls: list[Any] = []
 
-    def watched(*arguments: Any) -> Any:
-        calls.append(varied(*arguments))
+    def watched(*arguments: Any, **options: Any) -> Any:
+        calls.append(varied(*arguments, **options))
         return calls[-1]
 
     varied = proof.varied
@@ -338,3 +338,39 @@ def test_a_loop_over_a_size_that_few_others_show_is_held(between: Any, size: int
         assert not runs(net, (example,), longer)
         prepared = quant.prepare(net, (example,))
         assert torch.allclose(prepared(longer), net(longer), atol=1e-5)
+
+
+class Cached(nn.Module):
+    """New words behind those of a cache; a mask for all. Lengths that do not fit together take another way."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.first, self.last = nn.Linear(16, 16), nn.Linear(16, 16)
+
+    def forward(self, x: Tensor, cache: Tensor, mask: Tensor) -> Tensor:
+        y = torch.cat([cache, self.first(x)], 1)
+        if x.shape[1] == 1:
+            y = y * 2.0
+        if y.shape[1] > mask.shape[1]:
+            mask = torch.nn.functional.pad(mask, (0, y.shape[1] - mask.shape[1]))
+        elif y.shape[1] < mask.shape[1]:
+            mask = mask[:, -y.shape[1] :]
+        result: Tensor = self.last(y * mask[:, :, None])
+        return result
+
+
+def decoder_step(length: int) -> tuple[Tensor, Tensor, Tensor]:
+    return X[:, 100:101], X[:, :length], torch.ones(2, length + 1)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("length", [1, 7])
+def test_the_length_of_a_cache_is_free_beside_its_mask(length: int) -> None:
+    """Each decides otherwise by itself, and so does the number of new words, which a cache of one has as well."""
+    net, example = Cached().eval(), decoder_step(length)
+    for other in (3, 12, 64):
+        assert runs(net, example, *decoder_step(other))
+    x, cache, mask = decoder_step(9)
+    assert not runs(net, example, x, cache, mask[:, 1:])
+    assert not runs(net, example, X[:, :2], cache[:, 1:], mask)
