@@ -136,6 +136,10 @@ struct NarrowLoop {
       return sums;
   }
 
+  // Tiles of rows enough that the products hide the time of memory.
+  template <int M>
+  static constexpr bool kTall = A::kManyRows == 0 && M == A::kRows;
+
   // Sixteen sums or reals of an output row to memory, as many as there are.
   template <class T, class Vector>
   static OCTET_INLINE void put(T* row, int64_t n, int64_t panel, const Vector (&values)[kPieces]) {
@@ -170,9 +174,11 @@ struct NarrowLoop {
     put(out.reals + m * out.ld, w.n, panel, reals);
   }
 
-  // Rows [m, m + M) times panels [panel, panel + P), unpacked in registers.
+  // Rows [m, m + M) times panels [panel, panel + P), unpacked in registers. A block also asks for kBits vectors at `ahead`, where
+  // it is not null.
   template <int kBits, class Kind, int M, int P>
-  static void tile(const NarrowWeight& w, const NarrowRows& rows, const NarrowOut& out, int64_t m, int64_t panel) {
+  static void tile(const NarrowWeight& w, const NarrowRows& rows, const NarrowOut& out, int64_t m, int64_t panel,
+                   const uint8_t* ahead = nullptr) {
     // Of a single row those of odd steps have sums of their own, which are divided by 16 once: 2**31 is more than kMaxK / 2 products of
     // 16 * 15 and -128.
     constexpr int kSets = M == 1 ? A::kSets : 1;
@@ -230,6 +236,12 @@ struct NarrowLoop {
           for (int p = 0; p < P; ++p)
             OCTET_UNROLL
             for (int v = 0; v < kBits; ++v) __builtin_prefetch(bytes + p * 64 + v * kVector + A::kAhead, 0, 3);
+        if constexpr (kTall<M>)
+          if (ahead) {
+            OCTET_UNROLL
+            for (int v = 0; v < kBits; ++v) __builtin_prefetch(ahead + v * 64, 0, 2);
+            ahead += kBits * 64;
+          }
         bytes += kBits * kVector;
         x += kNarrowBlock;
       }
@@ -271,10 +283,20 @@ struct NarrowLoop {
   template <int kBits, class Kind>
   static void few_rows(const NarrowWeight& w, const NarrowRows& rows, const NarrowOut& out, int64_t first, int64_t last) {
     int64_t m = 0;
-    // Integers are unpacked beside the products, by units of the CPU that those leave idle. Reals take registers too.
-    if constexpr (A::kManyRows == 0)
-      for (; m + A::kRows <= rows.m; m += A::kRows)
-        tiles<kBits, Kind, A::kRows, Kind::reals ? A::kPanels / 2 : A::kPanels>(w, rows, out, m, first, last);
+    // Integers are unpacked beside the products, by units of the CPU that those leave idle. Reals take registers too. The first
+    // tiles bring the next unit to the L2 cache, a quarter each: one that had to wait for it would do little else.
+    if constexpr (kTall<A::kRows>) {
+      constexpr int P = Kind::reals ? A::kPanels / 2 : A::kPanels;
+      const int64_t part = w.k / kNarrowBlock * kBits * 64;
+      const uint8_t* const unit = panel_bytes(w, first);
+      int64_t passes = 0;
+      for (; m + A::kRows <= rows.m; m += A::kRows) {
+        int64_t panel = first;
+        for (; panel + P <= last; panel += P, ++passes)
+          tile<kBits, Kind, A::kRows, P>(w, rows, out, m, panel, passes < kUnitPanels ? unit + (kUnitPanels + passes) * part : nullptr);
+        for (; panel < last; ++panel) tile<kBits, Kind, A::kRows, 1>(w, rows, out, m, panel);
+      }
+    }
     for (; m + 4 <= rows.m; m += 4) tiles<kBits, Kind, 4, A::kPanels / 2>(w, rows, out, m, first, last);
     for (; m + 2 <= rows.m; m += 2) tiles<kBits, Kind, 2, A::kPanels>(w, rows, out, m, first, last);
     if (m < rows.m) tiles<kBits, Kind, 1, A::kPanels>(w, rows, out, m, first, last);
