@@ -69,9 +69,9 @@ void check(float scale, float zero_point, int bits, int64_t output, int64_t grou
 }
 
 // Activations of a call less 128, and the sums of their groups.
-NarrowRows prepared(const uint8_t* x, int64_t ldx, int64_t m, int64_t k, int64_t group, const int32_t* zero_points) {
+NarrowRows prepared(const uint8_t* x, int64_t ldx, int64_t m, int64_t k, int64_t group, int bits, const int32_t* zero_points) {
   thread_local Scratch<int8_t> rows;
-  thread_local Scratch<int32_t> sums, zeros;
+  thread_local Scratch<int32_t> sums, starts, zeros;
   const int64_t groups = k / group;
   // Neighbouring rows in other sets of the L1 cache, which a power of two would not give.
   const int64_t ld = k + 64;
@@ -82,7 +82,10 @@ NarrowRows prepared(const uint8_t* x, int64_t ldx, int64_t m, int64_t k, int64_t
     native_narrow().prepare(x + i * ldx, k, group, centred + i * ld, of_groups + i * groups);
     less[i] = zero_points ? zero_points[i] - 128 : 0;
   }
-  return {centred, ld, m, of_groups, less};
+  int32_t* const begin = zero_points ? starts.get(m * groups) : nullptr;
+  if (begin)
+    for (int64_t i = 0; i < m * groups; ++i) begin[i] = -(of_groups[i] * (1 << (bits - 1)));
+  return {centred, ld, m, of_groups, begin, less};
 }
 
 // The units of a thread, and the output that begins them.
@@ -122,7 +125,7 @@ class NarrowSums final : public PackedGemm {
                  bool backwards) const {
     if (takes_whole(m))
       return run_tiles(x, ldx, m, acc, ldacc, first_unit(n(), thread, threads), first_unit(n(), thread + 1, threads));
-    native_narrow().run(weight_, prepared(x, ldx, m, k(), k(), nullptr), {acc, row_sums(), nullptr, ldacc},
+    native_narrow().run(weight_, prepared(x, ldx, m, k(), k(), weight_.bits, nullptr), {acc, row_sums(), nullptr, ldacc},
                         first_unit(n(), thread, threads), first_unit(n(), thread + 1, threads), backwards);
   }
 
@@ -167,7 +170,7 @@ class NarrowGroups final : public GroupedGemm {
 
   void run_reals(const uint8_t* x, int64_t ldx, int64_t m, const int32_t* zero_points, float* y, int64_t ldy, int thread,
                  int threads, bool backwards) const override {
-    native_narrow().run(weight_, prepared(x, ldx, m, k(), weight_.group, zero_points), {nullptr, nullptr, y, ldy},
+    native_narrow().run(weight_, prepared(x, ldx, m, k(), weight_.group, weight_.bits, zero_points), {nullptr, nullptr, y, ldy},
                         first_unit(n(), thread, threads), first_unit(n(), thread + 1, threads), backwards);
   }
   void run(const uint8_t*, int64_t, int64_t, int32_t*, int64_t, int, int) const override {

@@ -2,10 +2,11 @@
 //
 // An `Arch` says: kBytes (of its vectors), kPanels (panels that share a broadcast activation), kAhead (bytes before a single row
 // reads them that they are asked for, or 0 where the CPU does so by itself), kSets (independent sums of a single
-// row, to cover the latency), kManyRows (from which on integers are unpacked to memory first), kRows and kWidePanels (of a tile
-// then), Partial (sums of a block while they are formed), begin, dot and end, and `widened` (numbers in memory as int32). `dot` multiplies bytes u of [0, 15]
-// and signed bytes x, four neighbours to an int32 or two to an int16: 8 steps of a block are at most 8 * 2 * 15 * 128 = 30720, which
-// fits.
+// row, to cover the latency), kRows (rows of a tile of many), kManyRows (from which on integers are unpacked to memory first, or 0
+// where it is done in registers for any number of rows), kWidePanels (of a tile then), Partial (sums of a block while they are formed),
+// begin, dot and end, `widened` (numbers in memory as int32), and where an instruction does it `reals` (of halves in memory). `dot`
+// multiplies bytes u of [0, 15] and signed bytes x, four neighbours to an int32 or two to an int16: 8 steps of a block are at most
+// 8 * 2 * 15 * 128 = 30720, which fits.
 #pragma once
 
 #include <algorithm>
@@ -78,10 +79,12 @@ struct NarrowLoop {
     return (Bytes)(Ints{} + four);
   }
 
-  // The integers of step s, four inputs of each output, from a block's vectors of one panel.
-  template <int kBits, int s>
+  // The integers of step s, four inputs of each output, from a block's vectors of one panel; `raised`: where they lie in their bytes, so
+  // that those of odd steps are 16 times as large.
+  template <int kBits, int s, bool raised = false>
   static OCTET_INLINE Bytes field(const uint8_t* block, int piece) {
     const uint8_t* const at = block + piece * A::kBytes;
+    if constexpr (raised && s % 2) return load(at + s / 2 * kVector) & static_cast<uint8_t>(0xf0);
     if constexpr (kBits == 4) return down<s % 2 * 4>(load(at + s / 2 * kVector), 15);
     const Bytes low = down<s % 4 * 2>(load(at + s / 4 * kVector), 3);
     if constexpr (kBits == 2) return low;
@@ -105,20 +108,37 @@ struct NarrowLoop {
   }
   static OCTET_INLINE Floats scale_of(const NarrowWeight& w, int64_t place) {
     Floats scale;
-    if (w.half_scales)  // normal ones: exponent and mantissa in their places, and 112 between the exponents' middles
-      return (Floats)(A::widened(static_cast<const uint16_t*>(w.scales) + place) << 13) * 0x1p112f;
+    if (w.half_scales) {
+      const uint16_t* const halves = static_cast<const uint16_t*>(w.scales) + place;
+      if constexpr (requires { A::reals(halves); })
+        return A::reals(halves);
+      else  // normal ones: exponent and mantissa in their places, and 112 between the exponents' middles
+        return (Floats)(A::widened(halves) << 13) * 0x1p112f;
+    }
     std::memcpy(&scale, static_cast<const float*>(w.scales) + place, sizeof scale);
     return scale;
   }
 
-  // A group's sums around their zero points.
-  template <bool kZeros>
+  // What the sums of a group and row begin with: around the middle, where no zero point says otherwise.
+  template <class Kind>
+  static OCTET_INLINE Ints first_of(const NarrowRows& rows, int64_t index) {
+    if constexpr (Kind::reals && !Kind::zeros)
+      return Ints{} + rows.starts[index];
+    else
+      return Ints{};
+  }
+  // And such sums around their zero points.
+  template <class Kind>
   static OCTET_INLINE Ints centred(const NarrowWeight& w, int64_t place, Ints sums, int32_t x_sum) {
-    if constexpr (kZeros)
+    if constexpr (Kind::zeros)
       return sums - A::widened(w.zero_points + place) * x_sum;
     else
-      return sums - (x_sum << (w.bits - 1));
+      return sums;
   }
+
+  // Tiles of rows enough that the products hide the time of memory.
+  template <int M>
+  static constexpr bool kTall = A::kManyRows == 0 && M == A::kRows;
 
   // Sixteen sums or reals of an output row to memory, as many as there are.
   template <class T, class Vector>
@@ -154,21 +174,29 @@ struct NarrowLoop {
     put(out.reals + m * out.ld, w.n, panel, reals);
   }
 
-  // Rows [m, m + M) times panels [panel, panel + P), unpacked in registers.
+  // Rows [m, m + M) times panels [panel, panel + P), unpacked in registers. A block also asks for kBits vectors at `ahead`, where
+  // it is not null.
   template <int kBits, class Kind, int M, int P>
-  static void tile(const NarrowWeight& w, const NarrowRows& rows, const NarrowOut& out, int64_t m, int64_t panel) {
+  static void tile(const NarrowWeight& w, const NarrowRows& rows, const NarrowOut& out, int64_t m, int64_t panel,
+                   const uint8_t* ahead = nullptr) {
+    // Of a single row those of odd steps have sums of their own, which are divided by 16 once: 2**31 is more than kMaxK / 2 products of
+    // 16 * 15 and -128.
     constexpr int kSets = M == 1 ? A::kSets : 1;
+    constexpr bool kRaised = kBits == 4 && kSets == 2;
     const int64_t groups = w.k / w.group, blocks = w.group / kNarrowBlock;
-    const uint8_t* bytes[P];
-    for (int p = 0; p < P; ++p) bytes[p] = panel_bytes(w, panel + p);
+    const uint8_t* bytes = panel_bytes(w, panel);  // the others' lie beside it: they are of one unit
     const int8_t* x = rows.x + m * rows.ld;
     Floats reals[M][P][kPieces];
     each<M, P>([&](int i, int p, int piece) OCTET_LAMBDA { reals[i][p][piece] = Floats{}; });
     for (int64_t g = 0; g < groups; ++g) {
       Ints sums[kSets][M][P][kPieces];
       OCTET_UNROLL
-      for (int set = 0; set < kSets; ++set)
-        each<M, P>([&](int i, int p, int piece) OCTET_LAMBDA { sums[set][i][p][piece] = Ints{}; });
+      for (int i = 0; i < M; ++i) {
+        const Ints first = first_of<Kind>(rows, (m + i) * groups + g);
+        OCTET_UNROLL
+        for (int set = 0; set < kSets; ++set)
+          each<1, P>([&](int, int p, int piece) OCTET_LAMBDA { sums[set][i][p][piece] = set ? Ints{} : first; });
+      }
       for (int64_t b = 0; b < blocks; ++b) {
         typename A::Partial partial[kSets][M][P][kPieces];
         OCTET_UNROLL
@@ -177,17 +205,25 @@ struct NarrowLoop {
         each_step(
             [&](auto step) OCTET_LAMBDA {
               constexpr int s = decltype(step)::value;
-              Bytes xs[M];
-              OCTET_UNROLL
-              for (int i = 0; i < M; ++i) xs[i] = broadcast(x + i * rows.ld + 4 * s);
-              OCTET_UNROLL
-              for (int p = 0; p < P; ++p)
+              // What takes fewer registers waits in them.
+              if constexpr (M > P * kPieces) {
+                Bytes us[P][kPieces];
+                each<1, P>([&](int, int p, int piece) OCTET_LAMBDA { us[p][piece] = field<kBits, s, kRaised>(bytes + p * 64, piece); });
                 OCTET_UNROLL
-                for (int piece = 0; piece < kPieces; ++piece) {
-                  const Bytes u = field<kBits, s>(bytes[p], piece);
+                for (int i = 0; i < M; ++i) {
+                  const Bytes xs = broadcast(x + i * rows.ld + 4 * s);
+                  each<1, P>([&](int, int p, int piece) OCTET_LAMBDA { A::dot(partial[s % kSets][i][p][piece], us[p][piece], xs); });
+                }
+              } else {
+                Bytes xs[M];
+                OCTET_UNROLL
+                for (int i = 0; i < M; ++i) xs[i] = broadcast(x + i * rows.ld + 4 * s);
+                each<1, P>([&](int, int p, int piece) OCTET_LAMBDA {
+                  const Bytes u = field<kBits, s, kRaised>(bytes + p * 64, piece);
                   OCTET_UNROLL
                   for (int i = 0; i < M; ++i) A::dot(partial[s % kSets][i][p][piece], u, xs[i]);
-                }
+                });
+              }
             },
             std::make_integer_sequence<int, kSteps>{});
         OCTET_UNROLL
@@ -195,17 +231,24 @@ struct NarrowLoop {
           each<M, P>([&](int i, int p, int piece) OCTET_LAMBDA {
             sums[set][i][p][piece] = A::end(sums[set][i][p][piece], partial[set][i][p][piece]);
           });
-        OCTET_UNROLL
-        for (int p = 0; p < P; ++p) {
-          if constexpr (M == 1 && A::kAhead > 0)
+        if constexpr (M == 1 && A::kAhead > 0)
+          OCTET_UNROLL
+          for (int p = 0; p < P; ++p)
             OCTET_UNROLL
-            for (int v = 0; v < kBits; ++v) __builtin_prefetch(bytes[p] + v * kVector + A::kAhead, 0, 3);
-          bytes[p] += kBits * kVector;
-        }
+            for (int v = 0; v < kBits; ++v) __builtin_prefetch(bytes + p * 64 + v * kVector + A::kAhead, 0, 3);
+        if constexpr (kTall<M>)
+          if (ahead) {
+            OCTET_UNROLL
+            for (int v = 0; v < kBits; ++v) __builtin_prefetch(ahead + v * 64, 0, 2);
+            ahead += kBits * 64;
+          }
+        bytes += kBits * kVector;
         x += kNarrowBlock;
       }
       if constexpr (kSets == 2)
-        each<M, P>([&](int i, int p, int piece) OCTET_LAMBDA { sums[0][i][p][piece] += sums[1][i][p][piece]; });
+        each<M, P>([&](int i, int p, int piece) OCTET_LAMBDA {
+          sums[0][i][p][piece] += kRaised ? sums[1][i][p][piece] >> 4 : sums[1][i][p][piece];
+        });
       if constexpr (!Kind::reals) {  // one group
         for (int i = 0; i < M; ++i)
           for (int p = 0; p < P; ++p) put_sums(w, rows, out, m + i, panel + p, sums[0][i][p]);
@@ -216,11 +259,11 @@ struct NarrowLoop {
         for (int p = 0; p < P; ++p)
           OCTET_UNROLL
           for (int piece = 0; piece < kPieces; ++piece) {
-            const int64_t place = place_of(panel + p, g, groups) + piece * kLanes;
+            const int64_t place = place_of(panel, g, groups) + p * kNarrowPanel + piece * kLanes;
             const Floats scale = scale_of(w, place);
             OCTET_UNROLL
             for (int i = 0; i < M; ++i) {
-              const Ints whole = centred<Kind::zeros>(w, place, sums[0][i][p][piece], rows.sums[(m + i) * groups + g]);
+              const Ints whole = centred<Kind>(w, place, sums[0][i][p][piece], rows.sums[(m + i) * groups + g]);
               reals[i][p][piece] = reals[i][p][piece] + __builtin_convertvector(whole, Floats) * scale;
             }
           }
@@ -240,6 +283,20 @@ struct NarrowLoop {
   template <int kBits, class Kind>
   static void few_rows(const NarrowWeight& w, const NarrowRows& rows, const NarrowOut& out, int64_t first, int64_t last) {
     int64_t m = 0;
+    // Integers are unpacked beside the products, by units of the CPU that those leave idle. Reals take registers too. The first
+    // tiles bring the next unit to the L2 cache, a quarter each: one that had to wait for it would do little else.
+    if constexpr (kTall<A::kRows>) {
+      constexpr int P = Kind::reals ? A::kPanels / 2 : A::kPanels;
+      const int64_t part = w.k / kNarrowBlock * kBits * 64;
+      const uint8_t* const unit = panel_bytes(w, first);
+      int64_t passes = 0;
+      for (; m + A::kRows <= rows.m; m += A::kRows) {
+        int64_t panel = first;
+        for (; panel + P <= last; panel += P, ++passes)
+          tile<kBits, Kind, A::kRows, P>(w, rows, out, m, panel, passes < kUnitPanels ? unit + (kUnitPanels + passes) * part : nullptr);
+        for (; panel < last; ++panel) tile<kBits, Kind, A::kRows, 1>(w, rows, out, m, panel);
+      }
+    }
     for (; m + 4 <= rows.m; m += 4) tiles<kBits, Kind, 4, A::kPanels / 2>(w, rows, out, m, first, last);
     for (; m + 2 <= rows.m; m += 2) tiles<kBits, Kind, 2, A::kPanels>(w, rows, out, m, first, last);
     if (m < rows.m) tiles<kBits, Kind, 1, A::kPanels>(w, rows, out, m, first, last);
@@ -294,7 +351,9 @@ struct NarrowLoop {
                             const uint8_t* u, int32_t* sums_so_far, float* reals) {
     Ints sums[M][W][kPieces];
     if (chunk.begins)
-      each<M, W>([&](int i, int p, int piece) OCTET_LAMBDA { sums[i][p][piece] = Ints{}; });
+      each<M, W>([&](int i, int p, int piece) OCTET_LAMBDA {
+        sums[i][p][piece] = first_of<Kind>(rows, (m + i) * (w.k / w.group) + chunk.group);
+      });
     else
       each<M, W>([&](int i, int p, int piece) OCTET_LAMBDA {
         std::memcpy(&sums[i][p][piece], sums_so_far + i * kWidth + p * kNarrowPanel + piece * kLanes, sizeof(Ints));
@@ -328,7 +387,7 @@ struct NarrowLoop {
           float* const at = reals + i * kWidth + p * kNarrowPanel + piece * kLanes;
           Floats real = Floats{};
           if (chunk.group) std::memcpy(&real, at, sizeof real);
-          const Ints whole = centred<Kind::zeros>(w, place, sums[i][p][piece], rows.sums[(m + i) * groups + chunk.group]);
+          const Ints whole = centred<Kind>(w, place, sums[i][p][piece], rows.sums[(m + i) * groups + chunk.group]);
           real = real + __builtin_convertvector(whole, Floats) * scale;
           std::memcpy(at, &real, sizeof real);
         }
@@ -379,10 +438,11 @@ struct NarrowLoop {
   static void unit(const NarrowWeight& w, const NarrowRows& rows, const NarrowOut& out, int64_t index) {
     const int64_t panels = (w.n + kNarrowPanel - 1) / kNarrowPanel, last = std::min((index + 1) * kUnitPanels, panels);
     int64_t panel = index * kUnitPanels;
-    if (rows.m >= A::kManyRows) {
-      thread_local FileBuffer<Unpacked> buffer;
-      for (; panel + W <= last; panel += W) many_rows<kBits, Kind>(w, rows, out, panel, *buffer.get(1));
-    }
+    if constexpr (A::kManyRows > 0)
+      if (rows.m >= A::kManyRows) {
+        thread_local FileBuffer<Unpacked> buffer;
+        for (; panel + W <= last; panel += W) many_rows<kBits, Kind>(w, rows, out, panel, *buffer.get(1));
+      }
     if (panel < last) few_rows<kBits, Kind>(w, rows, out, panel, last);
   }
 

@@ -27,6 +27,7 @@ struct NarrowRows {
   const int8_t* x;
   int64_t ld, m;
   const int32_t* sums;         // (m, groups), of the inputs of each group
+  const int32_t* starts;       // (m, groups), -2**(bits - 1) times those: what sums around the middle begin with; of reals
   const int32_t* zero_points;  // (m,), less 128; of reals
 };
 
