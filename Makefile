@@ -200,6 +200,9 @@ bench-zoo: build $(STAMPS)/zoo ## Time and error of every architecture of the zo
 bench-outliers: build ## Static int8 against outliers of activations, planted and trained: error, time, cost of calibration (minutes; ARGS=--peers)
 	@$(in_venv) OMP_NUM_THREADS=1 python benchmarks/bench_outliers.py $(ARGS)
 
+bench-signal: build $(STAMPS)/bench ## Signal to noise of int8 outputs beside ONNX Runtime, NNCF and torchao: EfficientNet-Lite0, MiniLM, silero-vad, g2p, CNNs (15 minutes)
+	@$(in_venv) OMP_NUM_THREADS=1 python benchmarks/bench_signal.py $(ARGS)
+
 bench-onnx-files: build $(STAMPS)/bench ## Int8 ONNX files of ONNX Runtime and NNCF here and in ONNX Runtime: bits, error and time (minutes)
 	@$(in_venv) python benchmarks/bench_onnx_files.py $(ARGS)
 

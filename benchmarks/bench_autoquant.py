@@ -1,6 +1,6 @@
 """Whether `quant.autoquant` keeps its promises on trained models (`make bench-autoquant`).
 
-    python benchmarks/bench_autoquant.py [--only WORDS] [--seeds N] [--peers]
+    python benchmarks/bench_autoquant.py [--only WORDS] [--seeds N ...] [--peers]
 
 For each case, seed and budget: what the chosen model loses on the data that the search scored, and on other data that
 it never saw; its time and bytes beside float's; models scored, and minutes. A seed draws the calibration data and both
@@ -344,7 +344,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Print both tables; returns the exit status."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", metavar="WORDS", help="cases whose names have these words")
-    parser.add_argument("--seeds", type=int, default=len(SEEDS), help="how many (default: 3)")
+    parser.add_argument("--seeds", type=int, nargs="+", default=SEEDS, help="which draws (default: 0 1 2)")
     parser.add_argument("--objective", choices=("latency", "size"), default="latency")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--peers", action="store_true", help="NNCF's accuracy control too, where it is installed")
@@ -358,7 +358,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     with tempfile.TemporaryDirectory() as folder:
         for number, case in enumerate(wanted):
             try:
-                for seed in () if options.sensitivity or case in COST_CASES else SEEDS[: options.seeds]:
+                for seed in () if options.sensitivity or case in COST_CASES else options.seeds:
                     at = Path(folder) / str(number)
                     at.mkdir(exist_ok=True)
                     for row in searched(case, seed, options.objective, at, peers=options.peers):

@@ -25,7 +25,7 @@ Predict = Callable[[Tensor], Tensor]
 
 Maker = Callable[[nn.Module, Sequence[Tensor]], Predict]
 
-_OPSET = 17
+OPSET = 17
 
 
 def onnxruntime(reduce_range: bool) -> Maker:
@@ -125,7 +125,7 @@ def compiled_by_openvino(model: Any) -> Any:
 
 def export(model: nn.Module, x: Tensor, path: Path) -> None:
     """The model as ONNX, input "x"."""
-    torch.onnx.export(model, (x,), path, input_names=["x"], output_names=["y"], dynamo=False, opset_version=_OPSET)
+    torch.onnx.export(model, (x,), path, input_names=["x"], output_names=["y"], dynamo=False, opset_version=OPSET)
 
 
 def by_sample(call: Callable[[Tensor], Any]) -> Predict:

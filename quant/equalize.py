@@ -9,6 +9,10 @@ batch norms folded in,
 
 makes the two equal. With one scale for a whole weight, small channels are then not rounded away. With a scale per
 channel every row fits already; there equalisation only makes the columns unequal, and can do harm.
+
+What has one scale even then is the value between the layers. Before a depthwise convolution, whose weight has a row for
+each channel, s_i in proportion to the channel's largest value gives every channel all 256 levels and costs no weight
+anything: each row of either layer is multiplied as a whole.
 """
 
 from __future__ import annotations
@@ -31,6 +35,7 @@ from quant.fusion.fused_graph import FusedGraph
 from quant.graph import Graph, Kind
 from quant.ops.conv import Conv, ConvTranspose
 from quant.ops.linear import Linear
+from quant.ops.pad import Pad
 from quant.ops.step import Step
 from quant.recipe import Recipe
 from quant.runtime.names import attribute, full_name
@@ -44,12 +49,18 @@ ROUNDS, CONVERGED = 100, 1e-3
 SIGMAS = 6.0
 """The largest output of a batch norm is estimated as beta + 6 |gamma|, as in section 5 there."""
 
+LEAST = 2.0**-8
+"""The least factor of a channel's values: one that is so much smaller than others has no level of 8 bits."""
+
+WEIGHTS, ACTIVATIONS = "weights", "activations"
+
 
 @dataclass
 class Pair:
-    """Two consecutive layers of a captured module; the second is the only reader of the first."""
+    """Two consecutive layers of a captured module; the second is the only reader of the first, with `pads` between."""
 
     first: Step
+    pads: tuple[Step, ...]
     second: Step
     fused: FusedGraph
     root: nn.Module
@@ -83,6 +94,21 @@ class Pair:
         return float((norm.bias + SIGMAS * norm.weight.abs()).amax()) / float(high)
 
     @property
+    def is_depthwise(self) -> bool:
+        """Whether the second layer has a row of its weight for each channel, and the first one a batch norm."""
+        operator = self.second.operator
+        if not isinstance(operator, Conv) or self.norm is None or self.norm.bias is None:
+            return False
+        return bool(operator.groups == len(self.norm.bias))
+
+    def peaks(self) -> Tensor:
+        """The largest magnitudes between the layers, float32 (channels,), as the batch norm lets expect."""
+        clamp, norm = self.first.weighted.clamp, self.norm
+        if clamp is None:
+            return norm.bias.abs() + SIGMAS * norm.weight.abs()  # type: ignore[no-any-return]
+        return (norm.bias + SIGMAS * norm.weight.abs()).clamp(0.0, clamp[1])  # type: ignore[no-any-return]
+
+    @property
     def norm(self) -> Any:
         """The batch norm of the first layer, or None."""
         place = self.first.weighted.batch_norm
@@ -95,28 +121,38 @@ class Pair:
 
 @torch.inference_mode(False)  # `evaluating` turns gradients on, so they are turned off inside
 @torch.no_grad()
-def equalize(model: nn.Module, example_inputs: Any) -> nn.Module:
-    """A float copy of `model` with the same outputs, in which one scale suffices for each whole weight.
+def equalize(model: nn.Module, example_inputs: Any, *, ranges: str = WEIGHTS) -> nn.Module:
+    """A float copy of `model` with the same outputs, in which one scale suffices for each whole weight, or for values.
 
-    Consecutive convolutions and linear layers are equalised, with their batch norms, and with nothing or a ReLU between
-    them. A ReLU6 after a batch norm is included: channels are scaled so as not to reach 6, so that it acts as a ReLU;
-    values that it did clamp change. Layers with forward hooks stay as they are. The copy has the user's classes and
-    names; quantise it, or train it by `prepare_qat`, as any float model.
+    Consecutive convolutions and linear layers are equalised, with their batch norms, and with nothing, a ReLU or a
+    padding of images between them. A ReLU6 after a batch norm is included: channels are scaled so as not to reach 6, so
+    that it acts as a ReLU; values that it did clamp change. (Where `ranges` is "activations" it stays a ReLU6, and
+    changes values beyond six standard deviations.) Layers with forward hooks stay as they are. The copy has the user's
+    classes and names; quantise it, or train it by `prepare_qat`, as any float model.
 
     Args:
         model: a float module, trained; left as it is.
         example_inputs: as for `quant.prepare`.
+        ranges: what becomes alike. "weights": the largest weights of a channel on both sides. "activations": the
+            largest values of the channels that a depthwise convolution reads from a layer with a batch norm, whose
+            numbers say how large they are. Weights with a scale for each channel lose nothing by it, and a call takes
+            as long as before.
 
     Raises:
         TypeError: `model` is not a module.
-        ValueError: it is prepared already, or has no such pair of layers.
+        ValueError: it is prepared already, or has no such pair of layers; or `ranges` is neither of these.
     """
+    if ranges not in (WEIGHTS, ACTIVATIONS):
+        raise ValueError(f"quant.equalize: ranges is {ranges!r}, expected {WEIGHTS!r} or {ACTIVATIONS!r}")
     if not isinstance(model, nn.Module):
         raise TypeError(f"quant.equalize: expected an nn.Module, got {type(model).__name__}")
     if runners(model):
         raise ValueError("quant.equalize: the model is prepared already; equalise the float model it came from")
     equalized = copy_model(model)
     pairs = list(_pairs(equalized, example_inputs))
+    if ranges == ACTIVATIONS:
+        _equalize_values(pairs)
+        return equalized
     if not pairs:
         raise ValueError(
             "quant.equalize: no two convolutions or linear layers of the model follow each other with nothing but a "
@@ -131,6 +167,20 @@ def equalize(model: nn.Module, example_inputs: Any) -> nn.Module:
             first, _ = pair.ranges()
             pair.rescale(torch.full_like(first, excess))
     return equalized
+
+
+def _equalize_values(pairs: list[Pair]) -> None:
+    """Make the channels that depthwise convolutions read alike in size."""
+    pairs = [pair for pair in pairs if pair.is_depthwise]
+    if not pairs:
+        raise ValueError(
+            "quant.equalize: no depthwise convolution of the model follows a convolution with nothing but a batch norm "
+            "and a ReLU between, so there are no values to equalise; equalize(ranges='weights') looks at other layers"
+        )
+    for pair in pairs:
+        peaks = pair.peaks()
+        if float(peaks.max()) > 0.0:
+            pair.rescale((peaks / peaks.max()).clamp(min=LEAST))
 
 
 def _equalize_pair(pair: Pair) -> float:
@@ -159,12 +209,29 @@ def _pairs(model: nn.Module, example_inputs: Any) -> Iterator[Pair]:
         fused, users = fuse(graph, root, Recipe()), graph.users()
         makers = {step.output: step for step in fused.steps}
         for second in fused.steps:
-            first = makers.get(second.inputs[0]) if second.inputs else None
-            if first is None or users[first.output] != [second.nodes[0]]:
+            found = _before(second, makers, users)
+            if found is None:
                 continue
-            pair = Pair(first, second, fused, root)
+            pair = Pair(*found, second, fused, root)
             if _scalable(pair) and not _hooked(pair) and all(uses[id(p)] == 1 for p in _parameters(pair)):
                 yield pair
+
+
+def _before(
+    second: Step, makers: Mapping[int, Step], users: Mapping[int, list[int]]
+) -> tuple[Step, tuple[Step, ...]] | None:
+    """The step whose value a layer alone reads, and the borders put around its images, which keep channels apart."""
+    step = second
+    pads: list[Step] = []
+    while step.inputs and (first := makers.get(step.inputs[0])) and users[first.output] == [step.nodes[0]]:
+        if not isinstance(first.operator, Pad):
+            return first, tuple(pads)
+        widths, known = first.operator.widths, second.operator
+        if not isinstance(known, Conv) or not isinstance(widths, tuple) or len(widths) > 2 * len(known.stride):
+            return None  # of channels, or by numbers that only a call knows
+        pads.append(first)
+        step = first
+    return None
 
 
 def _uses(graph: Graph, root: nn.Module, islands: Mapping[str, str]) -> Iterator[Tensor]:
@@ -192,7 +259,7 @@ def _scalable(pair: Pair) -> bool:
 
 def _hooked(pair: Pair) -> bool:
     """Whether modules of the pair, or modules around them, have forward hooks, which may change values between them."""
-    nodes = [pair.fused.graph.nodes[index] for step in (pair.first, pair.second) for index in step.nodes]
+    nodes = [pair.fused.graph.nodes[index] for step in (pair.first, *pair.pads, pair.second) for index in step.nodes]
     paths = {node.target if node.kind is Kind.MODULE else node.owner for node in nodes}
     names = {name for path in paths for name in itertools.accumulate(path.split("."), "{}.{}".format)}
     modules = [pair.root.get_submodule(name) for name in names]

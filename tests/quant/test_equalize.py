@@ -41,6 +41,18 @@ def separable(activation: type[nn.Module] = nn.ReLU) -> nn.Sequential:
     )
 
 
+def padded() -> nn.Sequential:
+    """Borders of zeros as steps of their own, as in networks of TensorFlow, and a mirrored one."""
+    return nn.Sequential(
+        nn.Conv2d(3, 8, 3, bias=False),
+        nn.BatchNorm2d(8),
+        nn.ReLU(),
+        nn.ZeroPad2d((0, 1, 0, 1)),
+        nn.ReflectionPad2d(1),
+        nn.Conv2d(8, 8, 3, stride=2, groups=8, bias=False),
+    )
+
+
 def strided() -> nn.Sequential:
     """A weight that is no view of one row per channel."""
     model = nn.Sequential(nn.Conv2d(3, 6, 3), nn.ReLU(), nn.Conv2d(6, 6, 3))
@@ -56,6 +68,7 @@ CASES = {
         lambda: nn.Sequential(nn.Conv2d(4, 12, 3, groups=2), nn.ReLU(), nn.Conv2d(12, 6, 3, groups=3)),
         (2, 4, 7, 7),
     ),
+    "padded": (padded, (4, 3, 9, 9)),
     "strides of its own": (strided, (2, 3, 7, 7)),
     "1d": (lambda: nn.Sequential(nn.Conv1d(2, 6, 3), nn.ReLU(), nn.Conv1d(6, 3, 3, padding=1)), (2, 2, 9)),
 }
@@ -214,6 +227,62 @@ LEFT_ALONE = {
 def test_what_would_change_the_answers_is_left_alone(name: str) -> None:
     with pytest.raises(ValueError, match=r"quant\.equalize: no two convolutions or linear layers of the model follow"):
         quant.equalize(LEFT_ALONE[name]().eval(), torch.randn(2, 4))
+
+
+def test_a_padding_that_mixes_channels_or_has_a_hook_is_left_alone() -> None:
+    x = torch.randn(2, 3, 9, 9)
+    for place, pad in ((3, nn.ConstantPad3d((0, 1, 0, 1, 0, 0), 0.0)), (4, nn.ReflectionPad2d(1))):
+        model = padded().eval()
+        model[place] = pad
+        if place == 4:
+            model[place].register_forward_hook(lambda module, args, y: None)  # which looks at values
+        with pytest.raises(ValueError, match="no two convolutions"):
+            quant.equalize(model, x)
+
+
+def of_unlike_values(activation: type[nn.Module] = nn.ReLU6) -> nn.Sequential:
+    """A depthwise convolution whose channels get values between a hundredth and 6."""
+    torch.manual_seed(1)
+    model = separable(activation).eval()
+    with torch.no_grad():
+        for place in (1, 4):
+            model[place].weight.copy_(torch.logspace(-2.5, 0, 8))
+            model[place].bias.copy_(2 * model[place].weight)
+        model[3].weight.div_(model[1].weight.reshape(-1, 1, 1, 1))
+        first = model[0](torch.randn(64, 3, 9, 9))
+        model[1].running_mean.copy_(first.mean((0, 2, 3)))
+        model[1].running_var.copy_(first.var((0, 2, 3)))
+    return model
+
+
+@pytest.mark.parametrize("activation", [nn.ReLU, nn.ReLU6, nn.Identity])
+def test_values_before_a_depthwise_convolution_become_alike(activation: type[nn.Module]) -> None:
+    model, x = of_unlike_values(activation), torch.randn(64, 3, 9, 9)
+    equalized = quant.equalize(model, x, ranges="activations")
+    torch.testing.assert_close(equalized(x), model(x), rtol=1e-4, atol=1e-4)
+    before, after = (one[:3](x).abs().amax((0, 2, 3)) for one in (model, equalized))
+    assert before.max() > 100 * before.min()
+    assert after.max() < 3 * after.min()
+    # Rows of weights are multiplied as wholes, so that nothing but the first norm and the depthwise weight changes.
+    changed = {key for key, value in equalized.state_dict().items() if not torch.equal(value, model.state_dict()[key])}
+    assert changed == {"1.weight", "1.bias", "3.weight"}
+
+
+def test_int8_then_keeps_small_channels() -> None:
+    model, x = of_unlike_values()[:4], torch.randn(64, 3, 9, 9)  # as far as the depthwise convolution
+    equalized = quant.equalize(model, x, ranges="activations")
+    noise = [
+        (quant.quantize_static(one, [x], progress=False)(x) - model(x)).square().mean() for one in (model, equalized)
+    ]
+    assert noise[1] < noise[0] / 4  # a bit
+
+
+def test_values_that_nothing_depthwise_reads_are_refused() -> None:
+    model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Conv2d(8, 6, 1)).eval()
+    with pytest.raises(ValueError, match="no depthwise convolution"):
+        quant.equalize(model, torch.randn(2, 3, 9, 9), ranges="activations")
+    with pytest.raises(ValueError, match="expected 'weights' or 'activations'"):
+        quant.equalize(model, torch.randn(2, 3, 9, 9), ranges="values")
 
 
 def test_what_is_no_float_model_is_refused() -> None:
