@@ -225,6 +225,12 @@ fuzz-plans: build ## Random programs of every operation by the kernels and by th
 fuzz-networks: build ## Modules with random forwards, static and in training, held to float: ARGS='--seconds 600 --seed 1000'
 	@$(in_venv) python tests/quant/fuzz_networks.py $(ARGS)
 
+stress: build ## Int8 models under 64 threads, forks, signals and a million calls: ARGS='--part threads' (OCTET_FUZZ_SECONDS a part)
+	@$(in_venv) OMP_NUM_THREADS=1 python tests/quant/stress.py $(ARGS)
+
+stress-runner: build ## The runner under 64 threads and ThreadSanitizer: ARGS='--sanitizer address' (compiles for minutes)
+	@$(in_venv) OMP_NUM_THREADS=1 python tests/quant/stress_runner.py $(ARGS)
+
 wheels: $(STAMPS)/wheels ## A wheel with the kernels for every supported torch, into build/wheels: ARGS='--arch aarch64' (15 minutes)
 	@$(say) "building a wheel"
 	@$(in_venv) python .ci/build_wheels.py $(ARGS)

@@ -302,7 +302,17 @@ def _run(command: list[str]) -> None:
         raise kernels_build.BuildError(f"{' '.join(command)}\n{result.stderr.strip()[-4000:]}")
 
 
-SANITIZED = ("-fsanitize=address", "-fno-omit-frame-pointer", "-O1", "-DFUZZING_BUILD_MODE_UNSAFE_FOR_PRODUCTION")
+SANITIZERS = {
+    "address": (
+        *("-fsanitize=address,undefined", "-fno-sanitize=vptr", "-fno-sanitize-recover=undefined", "-O1"),
+        *("-fno-omit-frame-pointer", "-D_GLIBCXX_ASSERTIONS"),
+    ),
+    "thread": ("-fsanitize=thread", "-O1", "-g1"),
+    "none": (),
+}
+"""What `build_stress` may be under -> flags. Types are not checked, which are compiled without names (LEAN)."""
+
+FUZZING = ("-fsanitize=address", "-fno-omit-frame-pointer", "-O1", "-DFUZZING_BUILD_MODE_UNSAFE_FOR_PRODUCTION")
 
 
 def build_fuzz(settings: Settings, jobs: int | None = None) -> Path:
@@ -311,12 +321,29 @@ def build_fuzz(settings: Settings, jobs: int | None = None) -> Path:
     Raises:
         kernels_build.BuildError: as `build`.
     """
+    return _build_program("fuzz", replace(settings, flags=(*FUZZING, *settings.flags)), jobs)
+
+
+def build_stress(settings: Settings, sanitizer: str, jobs: int | None = None) -> Path:
+    """The program of stress.cpp under a key of SANITIZERS, as `build_fuzz`.
+
+    ThreadSanitizer does not see OpenMP's locks, and finds races where none are: the settings' threads are the pool.
+    """
+    return _build_program("stress", replace(settings, flags=(*SANITIZERS[sanitizer], *settings.flags)), jobs)
+
+
+def _build_program(name: str, settings: Settings, jobs: int | None) -> Path:
+    """The program of one source and the library, all of it compiled with the settings' flags."""
     settings.out.mkdir(parents=True, exist_ok=True)
-    settings = replace(settings, flags=(*SANITIZED, *settings.flags))
+    program, stamp = settings.out / name, settings.out / f"{name}.stamp"
+    wanted = fingerprint(settings)
+    if program.exists() and stamp.exists() and stamp.read_text() == wanted:
+        return program
     core = core_sources(settings.arch) if settings.core is None else []
-    objects = _compile_all(settings, [*core, *(HERE / name for name in (*LIBRARY, "fuzz.cpp"))], jobs)
-    _link(settings, [*objects.values(), *([settings.core] if settings.core else [])], "fuzz", [])
-    return settings.out / "fuzz"
+    objects = _compile_all(settings, [*core, *(HERE / one for one in (*LIBRARY, f"{name}.cpp"))], jobs)
+    _link(settings, [*objects.values(), *([settings.core] if settings.core else [])], name, [])
+    stamp.write_text(wanted)
+    return program
 
 
 def list_flags(arch: str, threads: str) -> str:

@@ -33,14 +33,8 @@ def load_by_path(name: str, path: Path) -> ModuleType:
     return module
 
 
-def fuzz(
-    program: Path, count: int, seed: int, folder: Path, isa: str = "", *, shown: bool = False
-) -> subprocess.CompletedProcess[str]:
-    """Run the program over files of all test networks; failing cases are written to the folder.
-
-    Args:
-        shown: what the program prints goes where this process prints, and is not in the result.
-    """
+def saved(folder: Path) -> list[Path]:
+    """The files of all test networks, written to a folder."""
     import quant
 
     models, networks = (load_by_path(name, HERE / f"{name}.py") for name in ("runner_models", "runner_networks"))
@@ -58,6 +52,18 @@ def fuzz(
         save(name, quant.quantize_static(make().eval(), batches, progress=False))
     for name, (make, example) in dynamic.items():
         save(name, quant.quantize_dynamic(make().eval()), example)
+    return files
+
+
+def fuzz(
+    program: Path, count: int, seed: int, folder: Path, isa: str = "", *, shown: bool = False
+) -> subprocess.CompletedProcess[str]:
+    """Run the program over files of all test networks; failing cases are written to the folder.
+
+    Args:
+        shown: what the program prints goes where this process prints, and is not in the result.
+    """
+    files = saved(folder)
     environment = {**os.environ, "ASAN_OPTIONS": ASAN, "OMP_WAIT_POLICY": "passive"}  # many small calls on two threads
     environment |= {"QUANT_ISA": isa} if isa else {}
     words = [program, str(count), str(seed), folder, *files]
