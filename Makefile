@@ -255,6 +255,12 @@ fuzz-networks: build ## Modules with random forwards, static and in training, he
 fuzz-kills: build ## Kills, full disks and memory at each moment of what writes files (OCTET_FUZZ_SECONDS; ARGS='--every' for each call)
 	@$(in_venv) python tests/quant/fuzz_kills.py $(ARGS)
 
+stress: build ## Int8 models under 64 threads, forks, signals and a million calls: ARGS='--part threads' (OCTET_FUZZ_SECONDS a part)
+	@$(in_venv) OMP_NUM_THREADS=1 python tests/quant/stress.py $(ARGS)
+
+stress-runner: build ## The runner under 64 threads and ThreadSanitizer: ARGS='--sanitizer address' (compiles for minutes)
+	@$(in_venv) OMP_NUM_THREADS=1 python tests/quant/stress_runner.py $(ARGS)
+
 wheels: $(STAMPS)/wheels ## A wheel with the kernels for every supported torch, into build/wheels: ARGS='--arch aarch64' (15 minutes)
 	@$(say) "building a wheel"
 	@$(in_venv) python .ci/build_wheels.py $(ARGS)

@@ -1,10 +1,11 @@
-"""A lock that a fork leaves free in the child. Those of the compiled kernels: csrc/torch/at_fork.h."""
+"""What a fork leaves usable in the child. Locks of the compiled kernels: csrc/torch/at_fork.h."""
 
 from __future__ import annotations
 
 import os
 import sys
 import threading
+from collections.abc import Callable
 
 
 def forked_lock() -> threading.Lock:
@@ -18,3 +19,9 @@ def forked_lock() -> threading.Lock:
     if sys.platform != "win32":
         os.register_at_fork(before=lock.acquire, after_in_parent=lock.release, after_in_child=lock.release)
     return lock
+
+
+def call_in_children(function: Callable[[], object]) -> None:
+    """Call a function in each child of a fork, before anything else of the child runs."""
+    if sys.platform != "win32":
+        os.register_at_fork(after_in_child=function)

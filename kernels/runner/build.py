@@ -302,11 +302,17 @@ def _run(command: list[str]) -> None:
         raise kernels_build.BuildError(f"{' '.join(command)}\n{result.stderr.strip()[-4000:]}")
 
 
-SANITIZED = ("-fsanitize=address", "-fno-omit-frame-pointer", "-O1", "-DFUZZING_BUILD_MODE_UNSAFE_FOR_PRODUCTION")
-
-
 UNDEFINED = ("-fsanitize=undefined", "-fno-sanitize=vptr", "-fno-sanitize-recover=undefined")
 """Ends a process that does what C++ does not define; `vptr` needs the names of types, which LEAN leaves out."""
+
+FUZZING = ("-fsanitize=address", "-fno-omit-frame-pointer", "-O1", "-DFUZZING_BUILD_MODE_UNSAFE_FOR_PRODUCTION")
+
+SANITIZERS = {
+    "address": ("-fsanitize=address", *UNDEFINED, "-O1", "-fno-omit-frame-pointer", "-D_GLIBCXX_ASSERTIONS"),
+    "thread": ("-fsanitize=thread", "-O1", "-g1"),
+    "none": (),
+}
+"""What `build_stress` may be under -> flags."""
 
 
 def build_fuzz(settings: Settings, jobs: int | None = None, names: tuple[str, ...] = ("fuzz",)) -> list[Path]:
@@ -318,15 +324,33 @@ def build_fuzz(settings: Settings, jobs: int | None = None, names: tuple[str, ..
     Raises:
         kernels_build.BuildError: as `build`.
     """
+    return _build_programs(names, replace(settings, flags=(*FUZZING, *settings.flags)), jobs)
+
+
+def build_stress(settings: Settings, sanitizer: str, jobs: int | None = None) -> Path:
+    """The program of stress.cpp under a key of SANITIZERS, as `build_fuzz`.
+
+    ThreadSanitizer does not see OpenMP's locks, and finds races where none are: the settings' threads are the pool.
+    """
+    [program] = _build_programs(("stress",), replace(settings, flags=(*SANITIZERS[sanitizer], *settings.flags)), jobs)
+    return program
+
+
+def _build_programs(names: tuple[str, ...], settings: Settings, jobs: int | None) -> list[Path]:
+    """The programs of some sources and the library, all of it compiled with the settings' flags."""
     settings.out.mkdir(parents=True, exist_ok=True)
-    settings = replace(settings, flags=(*SANITIZED, *settings.flags))
+    programs, stamp = [settings.out / name for name in names], settings.out / f"{'-'.join(names)}.stamp"
+    wanted = fingerprint(settings)
+    if all(one.exists() for one in programs) and stamp.exists() and stamp.read_text() == wanted:
+        return programs
     core = core_sources(settings.arch) if settings.core is None else []
-    programs = [HERE / f"{name}.cpp" for name in names]
-    objects = _compile_all(settings, [*core, *(HERE / one for one in LIBRARY), *programs], jobs)
-    own = [objects.pop(program) for program in programs]
+    sources = [HERE / f"{name}.cpp" for name in names]
+    objects = _compile_all(settings, [*core, *(HERE / one for one in LIBRARY), *sources], jobs)
+    own = [objects.pop(source) for source in sources]
     for name, compiled in zip(names, own, strict=True):
         _link(settings, [compiled, *objects.values(), *([settings.core] if settings.core else [])], name, [])
-    return [settings.out / name for name in names]
+    stamp.write_text(wanted)
+    return programs
 
 
 def list_flags(arch: str, threads: str) -> str:

@@ -8,8 +8,9 @@
 namespace octet {
 namespace {
 
-// As many as the extension keeps.
+// Of one model, the plan added last aside.
 constexpr size_t kMostPlans = 64;
+constexpr int64_t kMostBytes = int64_t{1} << 26;
 
 const char* name_of(octet_dtype dtype) {
   switch (dtype) {
@@ -154,8 +155,12 @@ std::shared_ptr<const Plan> Model::build(const octet_tensor* inputs) {
   entry->used = ++clock_;
   std::shared_ptr<const Plan> plan = entry->plan;
   const std::unique_lock lock(mutex_);
-  if (entries_.size() >= kMostPlans)
-    entries_.erase(std::min_element(entries_.begin(), entries_.end(), [](const auto& a, const auto& b) { return a->used < b->used; }));
+  while (!entries_.empty() && (entries_.size() >= kMostPlans || bytes_of_plans_ + plan->bytes() > kMostBytes)) {
+    const auto oldest = std::min_element(entries_.begin(), entries_.end(), [](const auto& a, const auto& b) { return a->used < b->used; });
+    bytes_of_plans_ -= (*oldest)->plan->bytes();
+    entries_.erase(oldest);
+  }
+  bytes_of_plans_ += plan->bytes();
   entries_.push_back(std::move(entry));
   return plan;
 }

@@ -56,6 +56,7 @@ class Model {
   std::optional<OwnWeights> weights_;
   std::shared_mutex mutex_;
   std::vector<std::unique_ptr<Entry>> entries_;
+  int64_t bytes_of_plans_ = 0;
   std::atomic<uint64_t> clock_{0};
 };
 

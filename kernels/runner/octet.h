@@ -6,6 +6,8 @@
  *     octet_close(model);
  *
  * Any number of threads may use one model at once. What goes wrong is a status, and octet_error() says in words what and where.
+ * A process may fork when no thread is in a call of this library, and its child then use the same models: where the thread that
+ * forks had shared work with others, on one thread (OpenMP), or on new ones (a pool of our own).
  */
 #ifndef OCTET_H
 #define OCTET_H
@@ -86,7 +88,7 @@ OCTET_API octet_status octet_describe_output(const octet_model* model, int32_t i
 OCTET_API octet_status octet_set_threads(octet_model* model, int32_t threads);
 
 /* Fills dtype, rank, sizes and strides of all outputs for inputs of these dtypes, sizes and strides; no data is read. Packs the
- * weights at the first call, and keeps what it has planned for the 64 kinds of inputs that were used last. */
+ * weights at the first call, and keeps what it has planned for the 64 kinds of inputs that were used last, and no more of it than 64 MiB. */
 OCTET_API octet_status octet_plan(octet_model* model, const octet_tensor* inputs, octet_tensor* outputs);
 
 /* Computes. Of the outputs only `data` is read: memory for as many elements as octet_plan says, which lie by its strides. It may

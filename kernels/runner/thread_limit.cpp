@@ -7,6 +7,11 @@
 
 #include "core/cpu/threads.h"
 
+#if (defined(OCTET_POOL) || defined(_OPENMP)) && !defined(_WIN32)
+#define OCTET_FORKS
+#include <pthread.h>
+#endif
+
 #if defined(OCTET_POOL) || defined(_OPENMP)
 #include <condition_variable>
 #include <new>
@@ -26,6 +31,11 @@ thread_local int64_t limit = 0;
 
 #if defined(OCTET_POOL)
 thread_local bool inside = false;  // of work that is shared already
+
+struct Inside {
+  Inside() { inside = true; }
+  ~Inside() { inside = false; }  // where the system has no more threads to give, too
+};
 
 int64_t hardware_threads() { return std::max(1u, std::thread::hardware_concurrency()); }
 bool in_parallel() { return inside; }
@@ -97,21 +107,48 @@ class Pool {
   bool stop_ = false;
 };
 
-Pool& pool() {
-  static Pool instance;
-  return instance;
-}
+// The pool of a process; a child of a fork has a new one, because the threads of its parent's are not in it.
+class OwnPool {
+ public:
+  OwnPool() {
+    new (memory_) Pool;
+#if defined(OCTET_FORKS)
+    pthread_atfork(nullptr, nullptr, [] { new (own().memory_) Pool; });
+#endif
+  }
+  ~OwnPool() { get().~Pool(); }
+  Pool& get() { return *std::launder(reinterpret_cast<Pool*>(memory_)); }
+
+  static OwnPool& own() {
+    static OwnPool instance;
+    return instance;
+  }
+
+ private:
+  alignas(Pool) unsigned char memory_[sizeof(Pool)];
+};
+
+Pool& pool() { return OwnPool::own().get(); }
 
 void run_shares(int64_t threads, const FunctionRef<void(int64_t)>& fn) {
-  inside = true;
-  const bool shared = pool().run(threads, fn);
-  if (!shared)
+  const Inside mark;
+  if (!pool().run(threads, fn))
     for (int64_t thread = 0; thread < threads; ++thread) fn(thread);
-  inside = false;
 }
 #elif defined(_OPENMP)
+// Of the calling thread: whether OpenMP has made threads for it, and whether a fork has left them behind, for which it would wait
+// for ever.
+thread_local bool has_others = false, has_lost_them = false;
+
+void note_others() {
+  has_others = true;
+#if defined(OCTET_FORKS)
+  [[maybe_unused]] static const int registered = pthread_atfork(nullptr, nullptr, [] { has_lost_them = has_others; });
+#endif
+}
+
 int64_t hardware_threads() { return omp_get_max_threads(); }
-bool in_parallel() { return omp_in_parallel(); }
+bool in_parallel() { return has_lost_them || omp_in_parallel(); }
 
 // How many of `wanted` threads, the caller's among them, can be started. OpenMP ends the process where it cannot start one, so that
 // is tried before, until it has gone well once: 20 microseconds a thread. With one to spare, whose memory is left for OpenMP's own.
@@ -147,6 +184,7 @@ int64_t startable(int64_t wanted) {
 }
 
 void run_shares(int64_t threads, const FunctionRef<void(int64_t)>& fn) {
+  note_others();
 #pragma omp parallel for num_threads(static_cast<int>(threads)) schedule(static, 1)
   for (int64_t thread = 0; thread < threads; ++thread) fn(thread);
 }
@@ -186,10 +224,10 @@ void run_threads(int64_t threads, FunctionRef<void(int64_t)> fn) {
 
 void run_team(int64_t most, FunctionRef<void(int64_t, int64_t)> fn) {
 #if defined(OCTET_POOL)
-  inside = true;
+  const Inside mark;
   if (!pool().run(most, [&](int64_t thread) { fn(thread, most); })) fn(0, 1);
-  inside = false;
 #elif defined(_OPENMP)
+  note_others();
 #pragma omp parallel num_threads(static_cast<int>(most))
   fn(omp_get_thread_num(), omp_get_num_threads());
 #else

@@ -166,12 +166,14 @@ def _kept_text(draws: Draws) -> list[Any]:
 
 
 NATIVE: dict[str, Callable[[Draws], list[Any]]] = {
+    "octet_native::after_fork": lambda draws: [],
     "octet_native::isa": lambda draws: [],
     "octet_native::bad_isa_request": lambda draws: [],
     "octet_native::isa_refusal": lambda draws: [],
     "octet_native::default_backend": lambda draws: [],
     "octet_native::packed_count": lambda draws: [],
     "octet_native::plan_count": lambda draws: [],
+    "octet_native::plan_bytes": lambda draws: [],
     "octet_native::text_count": lambda draws: [],
     "octet_native::why_not": lambda draws: ["native"],
     "octet_native::route": lambda draws: [random_calls.linear(draws)[2], "native"],

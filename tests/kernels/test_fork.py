@@ -1,4 +1,4 @@
-"""A process that forks while other threads compute: none of their locks stops a child, which has no such thread."""
+"""A process that forks: no lock of other threads stops a child, nor do threads that it has left in its parent."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def forked(work):
     child = os.fork()
     if child == 0:
         os._exit(0 if work() else 1)
-    for _ in range(500):
+    for _ in range(6000):
         pid, status = os.waitpid(child, os.WNOHANG)
         if pid:
             return status == 0
@@ -80,6 +80,22 @@ print(forked(lambda: lock.acquire(timeout=5)) and lock.acquire(timeout=5))
 thread.join()
 """
 
+SHARED = """
+from quant.kernels import current
+backend, x = current(), torch.ones(512, 1024, dtype=torch.uint8)
+weight = torch.ones(512, 1024, dtype=torch.int8)
+torch.set_num_threads(2)  # after torch's own work, which would leave threads behind as ours does
+
+def product():
+    return int(backend.linear_u8s8_s32(x, 0, weight, None).sum()) == 512 * 512 * 1024
+
+def product_on(threads):
+    return lambda: torch.get_num_threads() == threads and product() and bool(x.sum() == 512 * 1024)
+
+before = forked(product_on(2))
+print(before, product(), forked(product_on(1)), forked(lambda: forked(product_on(1))), product_on(2)())
+"""
+
 
 def test_weights_that_another_thread_packs_do_not_stop_a_child(extension: None, run_python: Callable[..., str]) -> None:
     assert run_python(SETUP + CACHES).strip() == "True"
@@ -87,3 +103,8 @@ def test_weights_that_another_thread_packs_do_not_stop_a_child(extension: None, 
 
 def test_a_lock_that_another_thread_holds_is_free_in_a_child(run_python: Callable[..., str]) -> None:
     assert run_python(SETUP + LOCK).strip() == "True"
+
+
+def test_a_thread_that_shared_work_computes_alone_in_a_child(extension: None, run_python: Callable[..., str]) -> None:
+    """Operators of torch too, which would wait there for the threads of the parent; and what shared none goes on so."""
+    assert run_python(SETUP + SHARED).split() == ["True"] * 5

@@ -27,6 +27,8 @@ POOL = "padding=0 dilation=1 ceil_mode=False"
 PADDED = "count_include_pad=True divisor_override=-"
 UNPADDED = "count_include_pad=False divisor_override=-"
 CLAMPED = "output_zero_point=120 quant_min=30 quant_max=240"
+MOST_BYTES = 1 << 26
+"""Of all kept plans: csrc/torch/ops_plan.cpp."""
 FEATURES, TOKENS, PIXELS = (2, 6, 7, 5), (2, 5, 6), (2, 1, 1, 6)
 
 
@@ -378,10 +380,32 @@ def test_kept_plans_are_bounded(extension: None) -> None:
     for size in range(1, 200):
         torch.ops.octet.run_plan([integers(1, size)], [], program, "")
     assert torch.ops.octet_native.plan_count() >= 199  # of one operation each
-    long = text(*(f"%{place + 1} = same x=%{place}" for place in range(1 << 12)))
+    steps = 1 << 12
+    sums = (f"%{place + 1} = add_f32 a=%{place} b=%{place}" for place in range(steps))
+    long = text(*sums, outputs=f"%{steps}")
     for size in range(1, 40):
-        torch.ops.octet.run_plan([integers(1, size)], [], long, "")
+        torch.ops.octet.run_plan([torch.zeros(1, size)], [], long, "")
     assert torch.ops.octet_native.plan_count() <= 1 << 16 >> 12
+    assert torch.ops.octet_native.plan_bytes() <= MOST_BYTES
+
+
+def test_tables_of_kept_plans_are_bounded(extension: None) -> None:
+    """Of one step each, which holds where every one of its small products begins."""
+    program = text(f"%9 = matmul {FACTORS} {CLAMPED}", inputs=2)
+    for batch in range(200_000, 200_030):
+        x = torch.ones(batch, 1, 1, dtype=torch.uint8)
+        torch.ops.octet.run_plan([x, x], [], program, "")
+    assert torch.ops.octet_native.plan_count() < 20
+    assert 1 << 24 < torch.ops.octet_native.plan_bytes() <= MOST_BYTES
+
+
+def test_plans_of_dropped_constants_are_dropped(extension: None) -> None:
+    before = torch.ops.octet_native.plan_count()
+    inputs, constants, program = network()
+    torch.ops.octet.run_plan(inputs, constants, program, "")
+    assert torch.ops.octet_native.plan_count() == before + 1
+    del constants
+    assert torch.ops.octet_native.plan_count() == before
 
 
 def test_a_kept_plan_takes_no_other_dtypes(compiled: Backend) -> None:

@@ -7,8 +7,10 @@ import json
 import os
 import re
 import shutil
+import signal
 import subprocess
 import threading
+import time
 from pathlib import Path
 from types import ModuleType
 
@@ -177,6 +179,7 @@ def test_what_is_not_finite_is_a_status(residual: tuple[nn.Module, Path], runner
     library.close(handle)
 
 
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
 @pytest.mark.parametrize("threads", ["pool", "none"])
 def test_other_kinds_of_threads(
     runner_build: ModuleType, residual: tuple[nn.Module, Path], tmp_path: Path, threads: str
@@ -194,7 +197,9 @@ def test_other_kinds_of_threads(
     model, path = residual
     inputs = [image(2, 3, 96, 96, seed=7)]
     [output] = run_model(settings.out, path, tmp_path, inputs, 1, "--threads", "2", "--repeat", "20")
-    assert torch.equal(output, outputs_of(model, inputs)[0])
+    [expected] = outputs_of(model, inputs)
+    assert torch.equal(output, expected)
+    Library(settings.out).check_forks(path, inputs[0], expected)
     if shutil.which("ldd"):
         assert (
             "libgomp"
@@ -380,6 +385,25 @@ class Library:
         result.data = y.data_ptr()
         self._check(self.calls.octet_run(model, ctypes.byref(given), ctypes.byref(result)))
         return y
+
+    def check_forks(self, path: Path, x: Tensor, expected: Tensor) -> None:
+        """The same outputs on two threads, in children before and after the first call, and between these."""
+        model = self.open(path)
+        self.calls.octet_set_threads(model, 2)
+        for _ in range(2):
+            child = os.fork()
+            if child == 0:
+                os._exit(0 if torch.equal(self.run(model, x), expected) else 1)
+            end, done = time.monotonic() + 60, (0, 0)
+            while not done[0] and time.monotonic() < end:
+                done = os.waitpid(child, os.WNOHANG)
+                time.sleep(0.005)
+            if not done[0]:
+                os.kill(child, signal.SIGKILL)
+                os.waitpid(child, 0)
+            assert done == (child, 0)
+            assert torch.equal(self.run(model, x), expected)
+        self.close(model)
 
     def _check(self, status: int) -> None:
         if status:

@@ -24,10 +24,10 @@ namespace {
 
 using at::Tensor;
 
-// Plans are kept while they have no more operations than this, the one added last aside. An operation of a plan holds
-// offsets, biases and small tables, a kilobyte in the mean; all plans of a model share their packed weights (packed.h).
-// A transformer of 24 blocks has 2,000 operations in 150 plans, each for every length that comes.
-constexpr size_t kMostOperations = 1 << 16;
+// Plans are kept while they hold no more bytes than this, the one added last aside; all plans of a model share their packed
+// weights (packed.h). A transformer of 24 blocks has 2,000 operations in 150 plans, of a kilobyte each in the mean, for every
+// length that comes.
+constexpr int64_t kMostBytes = int64_t{1} << 26;
 
 struct ConstantKey {
   // A weak reference keeps the StorageImpl's address from being reused.
@@ -84,17 +84,17 @@ struct PlanCache {
   ForkedMutex mutex;
   std::atomic<uint64_t> clock{0};
   std::unordered_multimap<size_t, std::shared_ptr<const KnownPlan>> entries;
-  size_t operations = 0;  // of all entries
+  int64_t bytes = 0;  // of all entries
 
   auto drop(decltype(entries)::const_iterator entry) {
-    operations -= entry->second->operations;
+    bytes -= entry->second->plan->bytes();
     return entries.erase(entry);
   }
-  // Drops plans whose constants are gone, and those used longest ago, until there is room for so many operations.
-  void make_room(size_t wanted) {
+  // Drops plans whose constants are gone, and those used longest ago, until there is room for so many bytes.
+  void make_room(int64_t wanted) {
     for (auto it = entries.cbegin(); it != entries.cend();)
       it = it->second->prepared->expired() ? drop(it) : std::next(it);
-    while (!entries.empty() && operations + wanted > kMostOperations)
+    while (!entries.empty() && bytes + wanted > kMostBytes)
       drop(std::min_element(entries.cbegin(), entries.cend(),
                             [](const auto& a, const auto& b) { return a.second->used < b.second->used; }));
   }
@@ -198,9 +198,9 @@ std::shared_ptr<const KnownPlan> find_or_build(at::TensorList inputs, at::Tensor
   const std::shared_ptr<KnownPlan> made = make_plan(std::move(prepared), inputs, constants);
   made->used = ++known.clock;
   std::unique_lock lock(known.mutex);
-  known.make_room(made->operations);
+  known.make_room(made->plan->bytes());
   known.entries.emplace(hash, made);
-  known.operations += made->operations;  // behind what may find no memory
+  known.bytes += made->plan->bytes();  // behind what may find no memory
   return made;
 }
 
@@ -314,10 +314,18 @@ std::tuple<std::vector<Tensor>, std::vector<int64_t>> time_text(at::TensorList i
   return {std::move(outputs), std::move(nanoseconds)};
 }
 
+// Those of dead constants are dropped first.
 int64_t plan_count() {
   PlanCache& known = plan_cache();
-  std::shared_lock lock(known.mutex);
+  std::unique_lock lock(known.mutex);
+  known.make_room(0);
   return static_cast<int64_t>(known.entries.size());
+}
+
+int64_t plan_bytes() {
+  PlanCache& known = plan_cache();
+  std::shared_lock lock(known.mutex);
+  return known.bytes;
 }
 
 }  // namespace
@@ -329,6 +337,7 @@ TORCH_LIBRARY_IMPL(octet, CPU, m) {
 
 TORCH_LIBRARY_FRAGMENT(octet_native, m) {
   m.def("plan_count() -> int", &plan_count);
+  m.def("plan_bytes() -> int", &plan_bytes);
   m.def("text_count() -> int", &text_count);
   m.def("keep_text(Tensor[] constants, str program, str backend) -> int", &Defined<&keep_text>::call);
   m.def("drop_text(int number) -> ()", &drop_text);

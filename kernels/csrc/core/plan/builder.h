@@ -35,6 +35,8 @@ class PlanBuilder {
   void emit(const std::vector<const PlanView*>& reads, const PlanView& write, std::function<void(const PlanFrame&)> run,
             int over = -1);
   void copy(const PlanView& from, const PlanView& to);
+  // Notes that a step holds `count` elements of so many bytes, where they grow with the sizes of a call.
+  void hold_table(size_t count, size_t element_bytes) { plan_->table_bytes_ += static_cast<int64_t>(count * element_bytes); }
   // The view of a value that an operation reads; deferred padding is written now.
   const PlanView& input(Value value);
   // The view of a value that has one already, or null.

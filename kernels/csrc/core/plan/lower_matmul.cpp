@@ -217,6 +217,7 @@ PlanView lower(PlanBuilder& b, const Operation& operation, const op::Matmul& by)
                     by.zero_point,           by.bottom,               by.top};
   if (product(sizes) == 0) return out;
   const std::vector<Batch> batches = batches_of(sizes, repeated(one, sizes), repeated(two, sizes), strides);
+  b.hold_table(batches.size(), sizeof(Batch));
   const int64_t products = product(sizes) * std::max<int64_t>(how.k, 1), count = static_cast<int64_t>(batches.size());
   b.emit({&one, &two}, out, [=](const PlanFrame& frame) {
     const int64_t threads = threads_for(products);

@@ -259,6 +259,7 @@ PlanView gathered(PlanBuilder& b, const PlanView& given, const std::vector<Sizes
   for (const size_t d : order) {
     Sizes offsets = sources[d];
     for (int64_t& offset : offsets) offset = offset < 0 ? -1 : offset * x.strides[d];
+    b.hold_table(offsets.size(), sizeof(int64_t));
     from->push_back(std::move(offsets));
   }
   const int64_t length = from->back().size();

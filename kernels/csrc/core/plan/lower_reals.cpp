@@ -201,6 +201,7 @@ PlanView lower(PlanBuilder& b, const Operation& operation, const op::Attention& 
   how.mask_row = has_mask && mask.sizes[rank - 2] > 1 ? masked[rank - 2] : 0;
   how.mask_step = has_mask && mask.sizes[rank - 1] > 1 ? masked[rank - 1] : 0;
   how.heads = heads_of(batch, repeated(q, sizes), repeated(k, sizes), repeated(v, sizes), masked, strides);
+  b.hold_table(how.heads.size(), sizeof(Head));
   const int64_t products = product(batch) * how.queries * how.shape.keys * (how.shape.width + how.shape.values);
   b.emit({&q, &k, &v, &mask}, out, [=](const PlanFrame& frame) {
     const float* const added = has_mask ? mask.reals(frame) : nullptr;

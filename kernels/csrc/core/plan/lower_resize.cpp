@@ -87,6 +87,7 @@ PlanView blended(PlanBuilder& b, const PlanView& given, const Sizes& sizes, cons
   const bool many = channels >= kManyChannels;
   const auto places = std::make_shared<const Neighbours>(many ? columns : of_values(columns, channels));
   const auto settings = std::make_shared<const RescaleSettings>(by.by);
+  b.hold_table(rows->first.size() + places->first.size(), 2 * (sizeof(int32_t) + sizeof(float)));
   b.emit({&x}, out, [=](const PlanFrame& frame) {
     const ElementKernels& kernels = element_kernels();
     each_part(x.sizes[0] * lines, out.count() * 8, [&](int64_t first, int64_t count) {

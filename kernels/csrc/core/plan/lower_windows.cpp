@@ -154,6 +154,7 @@ PlanView pooled(PlanBuilder& b, const Operation& operation, Value q, size_t wind
     int64_t most = 0;
     for (int64_t i = 0; i < pool.axes[axis].count(); ++i) most = std::max(most, pool.axes[axis].reads(i));
     taps *= most;
+    b.hold_table(pool.axes[axis].begin.size(), 3 * sizeof(int64_t));
   }
   expect(operation, taps < (1 << 23), "its window holds more than 2**23 values");
   PlanView out = b.fresh(sizes, channels_last_strides(sizes));

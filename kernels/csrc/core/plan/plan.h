@@ -65,6 +65,9 @@ struct PlanStep {
 class Plan {
  public:
   const std::vector<PlanTensor>& outputs() const { return outputs_; }
+  // About what it holds in memory beside packed weights and what is the program's: for who keeps plans to know how many. A step
+  // counts for what it holds in the mean; tables that grow with the sizes of a call are counted as they are.
+  int64_t bytes() const { return kStepBytes * static_cast<int64_t>(1 + steps_.size()) + table_bytes_; }
   // False where a quantised value was NaN or inf, which no integer represents: then the outputs are not valid.
   bool run(const void* const* inputs, void* const* outputs) const;
   // As `run`; adds the nanoseconds of each operation, by its index in the program. One that another's step computes has none.
@@ -72,6 +75,7 @@ class Plan {
 
  private:
   friend class PlanBuilder;
+  static constexpr int64_t kStepBytes = 1 << 10;
   enum class Home { kArena, kInput, kOutput, kConstant };
   struct Buffer {
     int64_t bytes;
@@ -86,7 +90,7 @@ class Plan {
   std::vector<Buffer> buffers_;
   std::vector<PlanTensor> outputs_;
   std::vector<std::shared_ptr<const std::vector<float>>> constants_;
-  int64_t arena_bytes_ = 0;
+  int64_t arena_bytes_ = 0, table_bytes_ = 0;
 };
 
 }  // namespace octet
