@@ -19,8 +19,8 @@ QUOTIENTS = {("BINARY_OP", "//"), ("BINARY_OP", "&"), ("BINARY_OP", ">>"), ("BIN
 SUMS = {("BINARY_OP", "+"), ("BINARY_OP", "-"), ("BINARY_OP", "*"), ("BINARY_ADD", ""), ("BINARY_SUBTRACT", ""),
         ("BINARY_MULTIPLY", "")}  # fmt: skip
 DIFFERENCES = {("BINARY_OP", "-"), ("BINARY_SUBTRACT", "")}
-COPIES = {"COPY", "SWAP", "DUP_TOP", "ROT_THREE"}
-"""The instructions that keep the middle of `a < i < b` for its second comparison."""
+COPIES = {"COPY", "SWAP", "DUP_TOP", "ROT_TWO", "ROT_THREE"}
+"""The instructions that keep the middle of `a < i < b` for its second comparison, and order those of `a, b = ...`."""
 
 NO_EFFECT = {"EXTENDED_ARG", "NOP", "NOT_TAKEN"}
 """The instructions that compute nothing: before a large argument, and of Python 3.14 after each condition."""
