@@ -229,6 +229,12 @@ wheels: $(STAMPS)/wheels ## A wheel with the kernels for every supported torch, 
 	@$(say) "building a wheel"
 	@$(in_venv) python .ci/build_wheels.py $(ARGS)
 
+test-wheels: install ## That wheel in a clean environment for each Python here and each torch, some gigabytes: ARGS='--torch 2.13.0'
+	@$(in_venv) python .ci/test_wheels.py $(ARGS)
+
+lock: install ## The developer's packages with their hashes, anew: .ci/requirements-dev.txt
+	@$(in_venv) python .ci/lock.py $(ARGS)
+
 docs: $(STAMPS)/docs ## The documentation site, into build/docs: a warning is an error, and so is a link that leads nowhere
 	@$(say) "building the documentation"
 	@# -a: a page's navigation names pages that are newer than itself.

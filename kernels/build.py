@@ -287,8 +287,16 @@ def build(target: Target, *, core: Path | None = None, jobs: int | None = None) 
     return output
 
 
-def build_each(targets: Sequence[Target], *, core: Path | None = None, jobs: int | None = None) -> list[Path]:
+def build_each(
+    targets: Sequence[Target], *, core: Path | None = None, jobs: int | None = None, flags: Sequence[str] = ()
+) -> list[Path]:
     """`build` for several torches, by one compiler and for one architecture: the core is compiled once. No stamps.
+
+    Args:
+        targets: what to build.
+        core: as in `build`.
+        jobs: as in `build`.
+        flags: compiler flags of every file, after its own.
 
     Raises:
         BuildError: as `build`.
@@ -301,7 +309,7 @@ def build_each(targets: Sequence[Target], *, core: Path | None = None, jobs: int
         folder = Path(name)
         of_torch = [_binding_units(target, folder / str(index), jobs) for index, target in enumerate(targets)]
         of_core = [_unit(path, folder / "core") for path in core_sources(arch) if core or path.name != STANDALONE]
-        _compile(cxx, [*(unit for units in of_torch for unit in units), *of_core], jobs)
+        _compile(cxx, [*(unit for units in of_torch for unit in units), *of_core], jobs, flags)
         if core is not None:
             _archive([unit.output for unit in of_core], core, core_stamp)
         shared = [unit.output for unit in of_core if unit.files[0].name != STANDALONE]
@@ -351,13 +359,13 @@ def _binding_units(target: Target, folder: Path, jobs: int | None) -> list[_Unit
     return [_Unit(tuple(files), flags, folder / f"{files[0].stem}.o") for flags, files in units if files]
 
 
-def _compile(cxx: str, units: Iterable[_Unit], jobs: int | None) -> None:
+def _compile(cxx: str, units: Iterable[_Unit], jobs: int | None, flags: Sequence[str] = ()) -> None:
     """Write the object of each unit."""
 
     def compile_one(unit: _Unit) -> None:
         unit.output.parent.mkdir(parents=True, exist_ok=True)
         before = [word for path in unit.files[:-1] for word in ("-include", str(path))]
-        _run([cxx, *unit.flags, *before, "-c", str(unit.files[-1]), "-o", str(unit.output)])
+        _run([cxx, *unit.flags, *flags, *before, "-c", str(unit.files[-1]), "-o", str(unit.output)])
 
     # Those that take longest start first: torch's headers, then products.
     slow = ("gemm_", "narrow_", "depthwise_")
