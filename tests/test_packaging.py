@@ -333,6 +333,8 @@ def test_other_bits_under_another_python_are_a_failure(
     assert "| 3.14 | 2 | FAILED: other bits than Python 3.10 has in static_cnn |" in capsys.readouterr().out
 
 
+LISTS = re.compile(r"^(\w+) = \[\n?(.*?)\n?\]$", re.MULTILINE | re.DOTALL)
+"""The lists of pyproject.toml: Python 3.10 cannot read it."""
 LOCK = CHECKOUT / ".ci" / "requirements-dev.txt"
 
 
@@ -349,7 +351,7 @@ def test_every_developers_package_is_locked_with_its_hash() -> None:
 def wanted_by_developers() -> list[str]:
     """The requirements of the package and of its extra `dev`, with those of the extras that it names."""
     text = (CHECKOUT / "pyproject.toml").read_text(encoding="utf-8")
-    lists = dict(re.findall(r"^(\w+) = \[\n?(.*?)\n?\]$", text, re.MULTILINE | re.DOTALL))
+    lists = dict(LISTS.findall(text))
     wanted = re.findall(r'"([^"]+)"', lists["dependencies"] + lists["dev"])
     extras = [extra for one in wanted for extra in Requirement(one).extras if one.startswith("octet-quant")]
     wanted += [one for extra in extras for one in re.findall(r'"([^"]+)"', lists[extra])]
@@ -363,6 +365,16 @@ def test_a_package_without_a_hash_is_not_locked() -> None:
     assert lock.lines([hashed, project]) == [f"some-package==1.0 \\\n    --hash=sha256:{'0' * 64}\n"]
     with pytest.raises(SystemExit, match=r"some-package 1\.0: pip reports no SHA-256"):
         lock.lines([{"metadata": data, "download_info": {"archive_info": {}}}])
+
+
+def test_every_dependency_is_imported_by_the_package() -> None:
+    """What is not would be fetched by every user, and may not load beside their torch."""
+    sources = "\n".join(path.read_text(encoding="utf-8") for _, path in package_files() if path.suffix == ".py")
+    imported = set(re.findall(r"^\s*(?:import|from) (\w+)", sources, re.MULTILINE))
+    lists = dict(LISTS.findall((CHECKOUT / "pyproject.toml").read_text(encoding="utf-8")))
+    named = {canonicalize_name(Requirement(one).name) for one in re.findall(r'"([^"]+)"', lists["dependencies"])}
+    assert "torch" in named
+    assert {one.replace("-", "_") for one in named} <= imported
 
 
 def test_the_version_is_one(pure_wheel: Path) -> None:
