@@ -412,6 +412,26 @@ def test_a_source_that_is_edited_during_a_build_is_compiled_again(
     assert "up to date" in run(sys.executable, *command, "--cxx", str(fake_compiler), cwd=sources)
 
 
+def test_a_core_that_is_current_is_not_compiled_again(fake_compiler: Path, tmp_path: Path) -> None:
+    """`make demo` compiles it while torch is fetched."""
+    sources, counting, log = copy_sources(tmp_path / "sources"), tmp_path / "counting-cxx", tmp_path / "log"
+    counting.write_text(f'#!/bin/sh\necho "$@" >> {log}\nexec {fake_compiler} "$@"\n')
+    counting.chmod(counting.stat().st_mode | stat.S_IXUSR)
+
+    def compiled(*arguments: str) -> list[str]:
+        log.write_text("")
+        given = ("kernels/build.py", "--core", "core.a", "--cxx", str(counting), *arguments)
+        run(sys.executable, *given, cwd=sources)
+        lines = [line for line in log.read_text().splitlines() if " -c " in line or "-shared" in line]
+        return [line for line in lines if "/csrc/core/" in line or "-shared" in line]
+
+    assert len(compiled("--core-only")) > 20
+    [link] = compiled()
+    assert link.count("/core/") > 20
+    assert "threads_openmp.o" not in link  # torch has its functions
+    assert len(compiled("--force")) > 20
+
+
 def test_an_outdated_extension_of_the_checkout_is_not_in_the_wheel(tmp_path: Path) -> None:
     sources = copy_sources(tmp_path / "sources")
     (sources / "kernels" / "_octet.so").write_text("of last year")
