@@ -84,7 +84,7 @@ def _uncopied(model: nn.Module) -> str:
     """What to say of the first attribute that cannot be copied; '' where each can be by itself."""
     for path, module in model.named_modules():
         for name, value in vars(module).items():
-            if name in ("_parameters", "_buffers", "_modules"):
+            if value is module._parameters or value is module._buffers or value is module._modules:
                 continue
             try:
                 copy_value(value)
