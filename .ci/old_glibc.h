@@ -17,3 +17,7 @@ __asm__(".symver pthread_rwlock_unlock, pthread_rwlock_unlock@" OCTET_FIRST_VERS
 extern "C" {
 __attribute__((weak, visibility("hidden"))) char __libc_single_threaded = 0;
 }
+
+// Of libstdc++ 11 (GLIBCXX_3.4.29): C++20's str() of a stream that is kept. Compiled here, it is not asked of the library.
+#include <sstream>
+template std::string std::stringbuf::str() const&;
