@@ -34,7 +34,12 @@ help: ## What can be asked for
 	@sed -nE 's/^([a-z-]+):.*## (.*)/\1|\2/p' $(firstword $(MAKEFILE_LIST)) | while IFS='|' read -r name what; do \
 	    printf '  make %-18s %s\n' "$$name" "$$what"; done
 
-demo: build ## Quantise two trained networks in one call each; print size, latency and accuracy of both
+demo: ## Quantise two trained networks in one call each; print size, latency and accuracy of both
+	@# The kernels' core, which is most of what is compiled, needs no torch: it is compiled while torch is fetched. Nothing
+	@# is installed that only tests and lint need.
+	@[[ -f $(STAMPS)/build ]] || ! command -v "$${CXX:-g++}" >/dev/null || \
+	    $(MAKE) --no-print-directory -j2 $(STAMPS)/package core
+	@$(MAKE) --no-print-directory $(STAMPS)/build
 	@$(say) "running tutorials/demo.py (fetches 33 MB of trained weights and data the first time)"
 	@$(in_venv) python tutorials/demo.py $(ARGS)
 
@@ -217,7 +222,7 @@ bench-runner: build runner ## The torch-free runner beside Python: time of a cal
 
 install: $(STAMPS)/install ## The virtual environment, with torch and this package
 
-build: $(STAMPS)/build ## The compiled kernels, into the checkout
+build: install $(STAMPS)/build ## The compiled kernels, into the checkout
 
 core: $(STAMPS)/venv ## The kernels' core alone, without torch: a static library for C++ programs, kernels/csrc/README.md
 	@$(say) "building the core"
@@ -265,6 +270,12 @@ wheels: $(STAMPS)/wheels ## A wheel with the kernels for every supported torch, 
 	@$(say) "building a wheel"
 	@$(in_venv) python .ci/build_wheels.py $(ARGS)
 
+test-wheels: install ## That wheel in a clean environment for each Python here and each torch, some gigabytes: ARGS='--torch 2.13.0'
+	@$(in_venv) python .ci/test_wheels.py $(ARGS)
+
+lock: install ## The developer's packages with their hashes, anew: .ci/requirements-dev.txt
+	@$(in_venv) python .ci/lock.py $(ARGS)
+
 docs: $(STAMPS)/docs ## The documentation site, into build/docs: a warning is an error, and so is a link that leads nowhere
 	@$(say) "building the documentation"
 	@# -a: a page's navigation names pages that are newer than itself.
@@ -295,14 +306,22 @@ $(STAMPS)/files: FORCE | $(STAMPS)/venv
 	@files=$$(find $(PACKAGES) -name '*.py' | LC_ALL=C sort; grep '^__version__' quant/__init__.py); \
 	    [[ -f $@ && $$files == "$$(<$@)" ]] || printf '%s\n' "$$files" >$@
 
-$(STAMPS)/requirements: pyproject.toml | $(STAMPS)/venv
-	@$(say) "installing torch and the tools (about 250 MB to download the first time)"
+$(STAMPS)/package: pyproject.toml | $(STAMPS)/venv
+	@$(say) "installing torch (about 200 MB to download the first time)"
 	@$(in_venv) pip install --disable-pip-version-check 'setuptools>=77'
+	@$(in_venv) pip install --disable-pip-version-check --no-build-isolation -e . --config-settings editable_mode=strict
+	@touch $@
+
+$(STAMPS)/requirements: pyproject.toml | $(STAMPS)/package
+	@$(say) "installing the tools (about 90 MB to download the first time)"
 	@$(in_venv) pip install --disable-pip-version-check --no-build-isolation -e '.[dev]' \
 	    --config-settings editable_mode=strict
 	@touch $@
 
-$(STAMPS)/install: $(STAMPS)/requirements $(STAMPS)/files setup.py
+$(STAMPS)/install: $(STAMPS)/requirements $(STAMPS)/linked
+	@touch $@
+
+$(STAMPS)/linked: $(STAMPS)/package $(STAMPS)/files setup.py
 	@$(say) "linking the package into $(VENV)"
 	@$(in_venv) pip install --quiet --disable-pip-version-check --no-build-isolation --no-deps -e . \
 	    --config-settings editable_mode=strict
@@ -316,7 +335,7 @@ $(STAMPS)/bench $(STAMPS)/zoo $(STAMPS)/docs $(STAMPS)/integrations $(STAMPS)/wh
 	@touch $@
 
 # Without a compiler there is no stamp, so that the next run looks for one again.
-$(STAMPS)/build: $(STAMPS)/requirements $(STAMPS)/install kernels/build.py $(shell find kernels/csrc -type f)
+$(STAMPS)/build: $(STAMPS)/package $(STAMPS)/linked kernels/build.py $(shell find kernels/csrc -type f)
 	@if command -v "$${CXX:-g++}" >/dev/null || command -v "$${CXX:-clang++}" >/dev/null; then \
 	    $(say) "building the kernels" && $(BIN)/python kernels/build.py --core $(CORE) && touch $@; \
 	else \

@@ -5,9 +5,9 @@
 
 It holds the compiled kernels once for each minor version of torch, because torch promises no binary interface between
 two. They include no Python header, so one wheel serves every Python. `auditwheel` reads from their symbols which
-systems can load them (Debian 12's compiler and C library: manylinux_2_34) and writes that into the wheel's name;
-torch's own libraries are torch's to bring. Of each torch only its headers and three libraries are kept, in the user's
-cache. Another architecture wants its cross compiler (on Debian: g++-aarch64-linux-gnu).
+systems can load them and writes that into the wheel's name: manylinux_2_27 with Debian 12's compiler, whose C library
+is newer, by old_glibc.h. Torch's own libraries are torch's to bring. Of each torch only its headers and three libraries
+are kept, in the user's cache. Another architecture wants its cross compiler (on Debian: g++-aarch64-linux-gnu).
 """
 
 from __future__ import annotations
@@ -31,8 +31,11 @@ ROOT = Path(__file__).resolve().parents[1]
 CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "octet" / "torch"
 TORCHES = ("2.10.0", "2.11.0", "2.12.0", "2.13.0")
 """The first of each minor version that pyproject.toml allows."""
+NEWEST_GLIBC = 28
+"""The minor version of the C library that torch's wheels ask for; a wheel that asks for more serves fewer."""
 LIBRARIES = ("torch", "torch_cpu", "c10")
 CROSS = {"aarch64": "aarch64-linux-gnu-g++", "x86_64": "x86_64-linux-gnu-g++"}
+OLD_GLIBC = ROOT / ".ci" / "old_glibc.h"
 NOT_OURS = ("libtorch.so", "libtorch_cpu.so", "libc10.so", "libgomp.so.1")
 """Loaded by torch before the extension."""
 
@@ -90,7 +93,7 @@ def compile_kernels(versions: Sequence[str], arch: str, folder: Path) -> list[Pa
     ]
     print(f"compiling the core, and the binding for torch {', '.join(versions)}, with {cxx} ...", flush=True)
     try:
-        built: list[Path] = build.build_each(targets)
+        built: list[Path] = build.build_each(targets, flags=("-include", str(OLD_GLIBC)))
     except build.BuildError as error:
         raise SystemExit(f"compiling failed: {error}") from error
     return built
@@ -125,7 +128,18 @@ def make_wheel(kernels: Path, arch: str, output: Path) -> Path:
             if done.returncode:
                 raise SystemExit(f"auditwheel cannot name {plain.name}:\n{done.stdout}{done.stderr}".rstrip())
             [named] = Path(repaired).glob("*.whl")
+            check_tag(named.name)
             return Path(shutil.copy(named, output))
+
+
+def check_tag(name: str) -> None:
+    """Raise SystemExit where a wheel is for fewer systems than torch's own: some symbol is new in the C library."""
+    asked = [int(minor) for minor in re.findall(r"manylinux_2_(\d+)", name)]
+    if not asked or min(asked) > NEWEST_GLIBC:
+        raise SystemExit(
+            f"{name} serves fewer systems than torch, which asks for glibc 2.{NEWEST_GLIBC}; `objdump -T` of its "
+            f"libraries names the symbols of later versions, and {OLD_GLIBC.relative_to(ROOT)} is where to replace them"
+        )
 
 
 def parse(arguments: Sequence[str]) -> argparse.Namespace:

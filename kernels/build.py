@@ -275,7 +275,8 @@ def build(target: Target, *, core: Path | None = None, jobs: int | None = None) 
 
     Args:
         target: what to build, and by which compiler.
-        core: where to write the core's static library too, which needs one more short file; None for not at all.
+        core: where to write the core's static library too, which needs one more short file; None for not at all. Where
+            a current one lies there, only torch's binding is compiled.
         jobs: number of compilers to run at once.
 
     Raises:
@@ -287,8 +288,16 @@ def build(target: Target, *, core: Path | None = None, jobs: int | None = None) 
     return output
 
 
-def build_each(targets: Sequence[Target], *, core: Path | None = None, jobs: int | None = None) -> list[Path]:
+def build_each(
+    targets: Sequence[Target], *, core: Path | None = None, jobs: int | None = None, flags: Sequence[str] = ()
+) -> list[Path]:
     """`build` for several torches, by one compiler and for one architecture: the core is compiled once. No stamps.
+
+    Args:
+        targets: what to build.
+        core: as in `build`; its objects are taken where it is current and no `flags` are given.
+        jobs: as in `build`.
+        flags: compiler flags of every file, after its own.
 
     Raises:
         BuildError: as `build`.
@@ -297,14 +306,19 @@ def build_each(targets: Sequence[Target], *, core: Path | None = None, jobs: int
     for target in targets:
         _check_writable(target.output)
     core_stamp = core_fingerprint(cxx, arch)
+    reused = core is not None and not flags and core_is_current(cxx, arch, core)
     with tempfile.TemporaryDirectory(prefix="octet-build-") as name:
         folder = Path(name)
         of_torch = [_binding_units(target, folder / str(index), jobs) for index, target in enumerate(targets)]
         of_core = [_unit(path, folder / "core") for path in core_sources(arch) if core or path.name != STANDALONE]
-        _compile(cxx, [*(unit for units in of_torch for unit in units), *of_core], jobs)
-        if core is not None:
-            _archive([unit.output for unit in of_core], core, core_stamp)
-        shared = [unit.output for unit in of_core if unit.files[0].name != STANDALONE]
+        if core is not None and reused:
+            of_core, objects = [], _unpacked(core, folder / "core")
+        else:
+            objects = [unit.output for unit in of_core]
+        _compile(cxx, [*(unit for units in of_torch for unit in units), *of_core], jobs, flags)
+        if core is not None and not reused:
+            _archive(objects, core, core_stamp)
+        shared = [one for one in objects if one.stem != Path(STANDALONE).stem]
         for target, own in zip(targets, of_torch, strict=True):
             # Beside the output, so that the rename that publishes it is atomic.
             whole = target.output.with_name(f".{target.output.name}.{os.getpid()}")
@@ -351,13 +365,13 @@ def _binding_units(target: Target, folder: Path, jobs: int | None) -> list[_Unit
     return [_Unit(tuple(files), flags, folder / f"{files[0].stem}.o") for flags, files in units if files]
 
 
-def _compile(cxx: str, units: Iterable[_Unit], jobs: int | None) -> None:
+def _compile(cxx: str, units: Iterable[_Unit], jobs: int | None, flags: Sequence[str] = ()) -> None:
     """Write the object of each unit."""
 
     def compile_one(unit: _Unit) -> None:
         unit.output.parent.mkdir(parents=True, exist_ok=True)
         before = [word for path in unit.files[:-1] for word in ("-include", str(path))]
-        _run([cxx, *unit.flags, *before, "-c", str(unit.files[-1]), "-o", str(unit.output)])
+        _run([cxx, *unit.flags, *flags, *before, "-c", str(unit.files[-1]), "-o", str(unit.output)])
 
     # Those that take longest start first: torch's headers, then products.
     slow = ("gemm_", "narrow_", "depthwise_")
@@ -366,10 +380,22 @@ def _compile(cxx: str, units: Iterable[_Unit], jobs: int | None) -> None:
         list(pool.map(compile_one, order))
 
 
-def _archive(objects: Iterable[Path], output: Path, stamp: str) -> None:
+def _archiver() -> str:
     archiver = shutil.which(os.environ.get("AR", "ar"))
     if archiver is None:
         raise BuildError("no archiver: neither $AR nor ar was found (on Debian: apt install binutils)")
+    return archiver
+
+
+def _unpacked(archive: Path, folder: Path) -> list[Path]:
+    """The objects of a static library, in a new folder."""
+    folder.mkdir(parents=True)
+    _run([_archiver(), "x", str(archive.resolve())], folder)
+    return sorted(folder.glob("*.o"))
+
+
+def _archive(objects: Iterable[Path], output: Path, stamp: str) -> None:
+    archiver = _archiver()
     output.parent.mkdir(parents=True, exist_ok=True)
     whole = output.with_name(f".{output.name}.{os.getpid()}")
     _run([archiver, "rcs", str(whole), *map(str, objects)])
@@ -408,8 +434,9 @@ def _link_command(target: Target, objects: Iterable[Path], output: Path) -> list
     ]
 
 
-def _run(command: list[str]) -> None:
-    result = subprocess.run(command, capture_output=True, text=True, check=False, env=compiler_environment())
+def _run(command: list[str], folder: Path | None = None) -> None:
+    environment = compiler_environment()
+    result = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False, env=environment)
     if result.returncode:
         raise BuildError(f"{' '.join(command)}\n{result.stderr.strip()[-4000:]}")
 
@@ -466,6 +493,8 @@ def main(arguments: list[str] | None = None) -> int:
         _say(
             options, f"compiling {len(sources(target))} files for {target.arch} with {target.cxx} (about a minute) ..."
         )
+        if options.force and options.core:
+            options.core.with_suffix(".stamp").unlink(missing_ok=True)
         output = build(target, core=options.core)
     except BuildError as error:
         print(f"quant build: {error}", file=sys.stderr)

@@ -34,6 +34,9 @@ def copy_model(model: nn.Module, *, training: bool = False) -> nn.Module:
     Args:
         training: keep the computation in recurrent layers too, which int8 has no form of: a mask must hold in training.
             Else their weights become ordinary parameters.
+
+    Raises:
+        TypeError: an attribute cannot be copied: a generator, a lock, from Python 3.14 on an iterator of itertools.
     """
     memo: dict[int, Any] = {}
     for module in model.modules():
@@ -46,7 +49,10 @@ def copy_model(model: nn.Module, *, training: bool = False) -> nn.Module:
             memo[id(value)] = value.detach().clone()
     _begin_by_hand(model, memo)
     with torch.no_grad():  # else copies of a scripted module's parameters would have a gradient function
-        copied: nn.Module = copy.deepcopy(model, memo)
+        try:
+            copied: nn.Module = copy.deepcopy(model, memo)
+        except TypeError as error:
+            raise TypeError(_uncopied(model) or str(error)) from error
     _require_gradients(model, copied)
     rebind(copied, memo)
     follow_weak_references(copied, memo)
@@ -72,6 +78,23 @@ def _begin_by_hand(model: nn.Module, memo: dict[int, Any]) -> None:
             states.append(begun)
     for copied, state in states:  # once all are in the memo: one may hold another
         copied.__setstate__(copy.deepcopy(state, memo))
+
+
+def _uncopied(model: nn.Module) -> str:
+    """What to say of the first attribute that cannot be copied; '' where each can be by itself."""
+    for path, module in model.named_modules():
+        for name, value in vars(module).items():
+            if value is module._parameters or value is module._buffers or value is module._modules:
+                continue
+            try:
+                copy_value(value)
+            except TypeError as error:
+                where = f"{path or '(root)'} ({type(module).__name__})"
+                return (
+                    f"{where}: the attribute {name!r}, a {type(value).__name__}, cannot be copied ({error}), and "
+                    "int8 is made of a copy of the model; keep it outside of the module, or give it a __deepcopy__"
+                )
+    return ""
 
 
 def _begun(module: nn.Module) -> tuple[Any, Any] | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import re
 import shutil
 import stat
 import subprocess
@@ -13,6 +14,8 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
 import quant
 
@@ -218,15 +221,25 @@ def test_a_folder_without_extensions_makes_no_wheel(tmp_path: Path) -> None:
         shipped_wheel(copy_sources(tmp_path / "sources"), tmp_path / "wheel")
 
 
-@pytest.fixture
-def build_wheels() -> ModuleType:
-    """`.ci/build_wheels.py`."""
-    spec = importlib.util.spec_from_file_location("build_wheels", CHECKOUT / ".ci" / "build_wheels.py")
+def load_ci(name: str) -> ModuleType:
+    """A program of `.ci`."""
+    spec = importlib.util.spec_from_file_location(name, CHECKOUT / ".ci" / f"{name}.py")
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module  # dataclasses look their module up while it is executed
     spec.loader.exec_module(module)
     return module
+
+
+@pytest.fixture
+def build_wheels() -> ModuleType:
+    return load_ci("build_wheels")
+
+
+@pytest.fixture
+def wheel_tests() -> ModuleType:
+    return load_ci("test_wheels")
 
 
 def test_tools_that_are_missing_are_named_before_anything_is_compiled(
@@ -262,6 +275,109 @@ def test_what_auditwheel_says_of_a_wheel_that_it_refuses_is_shown(
         build_wheels.make_wheel(tmp_path, "x86_64", tmp_path / "wheels")
 
 
+def test_a_wheel_that_serves_fewer_systems_than_torch_is_refused(build_wheels: ModuleType) -> None:
+    build_wheels.check_tag("octet_quant-0.1.0-py3-none-manylinux_2_27_x86_64.manylinux_2_28_x86_64.whl")
+    for tag in ("manylinux_2_34_x86_64", "linux_x86_64"):
+        with pytest.raises(SystemExit, match=r"fewer systems than torch, which asks for glibc 2\.28.*old_glibc\.h"):
+            build_wheels.check_tag(f"octet_quant-0.1.0-py3-none-{tag}.whl")
+
+
+def test_the_kernels_of_a_wheel_ask_for_an_old_c_library(build_wheels: ModuleType, tmp_path: Path) -> None:
+    """Locks and shared pointers, as the kernels have them, by the compiler of this machine."""
+    compiler, reader = shutil.which("g++"), shutil.which("objdump")
+    if compiler is None or reader is None:
+        pytest.skip("no g++ or objdump")
+    (tmp_path / "locks.cpp").write_text(
+        "#include <memory>\n#include <shared_mutex>\n#include <sstream>\n"
+        "int locked(std::shared_mutex& one, std::shared_ptr<int> two) {\n"
+        "  std::shared_lock reads(one);\n  auto kept = two;\n  return *kept;\n}\n"
+        "void write(std::shared_mutex& one) { one.lock(); one.unlock(); }\n"
+        "std::string text(std::ostringstream& one) { return one.str(); }\n"
+    )
+    flags = ("-std=c++20", "-Os", "-fPIC", "-shared", "-include", str(build_wheels.OLD_GLIBC))
+    run(compiler, *flags, "locks.cpp", "-o", "locks.so", cwd=tmp_path)
+    symbols = run(reader, "-T", "locks.so", cwd=tmp_path)
+    assert "pthread_rwlock_rdlock" in symbols
+    newer = [line for line in symbols.splitlines() if re.search(r"GLIBC_2\.(29|3\d)|GLIBCXX_3\.4\.(2[5-9]|3\d)", line)]
+    assert not newer, newer
+
+
+def test_a_python_that_is_not_here_is_said_and_does_not_fail_the_others(
+    wheel_tests: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    wheel = tmp_path / "octet.whl"
+    wheel.touch()
+    monkeypatch.setattr(wheel_tests, "is_version", lambda python, version: version != "3.99")
+    monkeypatch.setattr(wheel_tests, "find_python", lambda asked: None if asked == "3.99" else Path(asked))
+    monkeypatch.setattr(
+        wheel_tests, "try_one", lambda python, torch, *others: wheel_tests.Row(str(python), torch, "ok")
+    )
+    given = ["--wheel", str(wheel), "--torch", "2.13.0", "--python"]
+    assert wheel_tests.main([*given, "3.99", "3.12"]) == 0
+    said = capsys.readouterr().out
+    assert "| 3.99 | 2.13.0 | not here: " in said
+    assert said.endswith("1 environments ok, 0 failed, 1 not here\n")
+    assert wheel_tests.main([*given, "3.99"]) == 1  # nothing was tried
+
+
+def test_other_bits_under_another_python_are_a_failure(
+    wheel_tests: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    wheel = tmp_path / "octet.whl"
+    wheel.touch()
+    digests = {"3.10": {"static_cnn": "a", "qat_steps": "b"}, "3.14": {"static_cnn": "c", "qat_steps": "b"}}
+    monkeypatch.setattr(wheel_tests, "find_python", Path)
+    monkeypatch.setattr(
+        wheel_tests, "try_one", lambda python, *others: wheel_tests.Row(str(python), "2", "ok", digests[str(python)])
+    )
+    assert wheel_tests.main(["--wheel", str(wheel), "--torch", "2.13.0", "--python", "3.10", "3.14"]) == 1
+    assert "| 3.14 | 2 | FAILED: other bits than Python 3.10 has in static_cnn |" in capsys.readouterr().out
+
+
+LISTS = re.compile(r"^(\w+) = \[\n?(.*?)\n?\]$", re.MULTILINE | re.DOTALL)
+"""The lists of pyproject.toml: Python 3.10 cannot read it."""
+LOCK = CHECKOUT / ".ci" / "requirements-dev.txt"
+
+
+def test_every_developers_package_is_locked_with_its_hash() -> None:
+    text = LOCK.read_text(encoding="utf-8")
+    locked = dict(re.findall(r"^([a-z0-9.-]+)==(\S+) \\\n    --hash=sha256:[0-9a-f]{64}$", text, re.MULTILINE))
+    assert len(locked) == sum(not line.startswith(("#", " ")) for line in text.splitlines())
+    assert "://" not in text
+    for line in wanted_by_developers():
+        one = Requirement(line)
+        assert one.specifier.contains(locked[canonicalize_name(one.name)]), f"{line}: `make lock` renews {LOCK.name}"
+
+
+def wanted_by_developers() -> list[str]:
+    """The requirements of the package and of its extra `dev`, with those of the extras that it names."""
+    text = (CHECKOUT / "pyproject.toml").read_text(encoding="utf-8")
+    lists = dict(LISTS.findall(text))
+    wanted = re.findall(r'"([^"]+)"', lists["dependencies"] + lists["dev"])
+    extras = [extra for one in wanted for extra in Requirement(one).extras if one.startswith("octet-quant")]
+    wanted += [one for extra in extras for one in re.findall(r'"([^"]+)"', lists[extra])]
+    return [one for one in wanted if not one.startswith("octet-quant")]
+
+
+def test_a_package_without_a_hash_is_not_locked() -> None:
+    lock, data = load_ci("lock"), {"name": "Some_Package", "version": "1.0"}
+    hashed = {"metadata": data, "download_info": {"archive_info": {"hashes": {"sha256": "0" * 64}}}}
+    project = {"metadata": data, "download_info": {"dir_info": {}}}
+    assert lock.lines([hashed, project]) == [f"some-package==1.0 \\\n    --hash=sha256:{'0' * 64}\n"]
+    with pytest.raises(SystemExit, match=r"some-package 1\.0: pip reports no SHA-256"):
+        lock.lines([{"metadata": data, "download_info": {"archive_info": {}}}])
+
+
+def test_every_dependency_is_imported_by_the_package() -> None:
+    """What is not would be fetched by every user, and may not load beside their torch."""
+    sources = "\n".join(path.read_text(encoding="utf-8") for _, path in package_files() if path.suffix == ".py")
+    imported = set(re.findall(r"^\s*(?:import|from) (\w+)", sources, re.MULTILINE))
+    lists = dict(LISTS.findall((CHECKOUT / "pyproject.toml").read_text(encoding="utf-8")))
+    named = {canonicalize_name(Requirement(one).name) for one in re.findall(r'"([^"]+)"', lists["dependencies"])}
+    assert "torch" in named
+    assert {one.replace("-", "_") for one in named} <= imported
+
+
 def test_the_version_is_one(pure_wheel: Path) -> None:
     assert pure_wheel.name.split("-")[1] == quant.__version__
 
@@ -295,6 +411,26 @@ def test_a_source_that_is_edited_during_a_build_is_compiled_again(
     assert "compiling" in run(sys.executable, *command, "--cxx", str(editing), cwd=sources)
     assert "compiling" in run(sys.executable, *command, "--cxx", str(fake_compiler), cwd=sources)
     assert "up to date" in run(sys.executable, *command, "--cxx", str(fake_compiler), cwd=sources)
+
+
+def test_a_core_that_is_current_is_not_compiled_again(fake_compiler: Path, tmp_path: Path) -> None:
+    """`make demo` compiles it while torch is fetched."""
+    sources, counting, log = copy_sources(tmp_path / "sources"), tmp_path / "counting-cxx", tmp_path / "log"
+    counting.write_text(f'#!/bin/sh\necho "$@" >> {log}\nexec {fake_compiler} "$@"\n')
+    counting.chmod(counting.stat().st_mode | stat.S_IXUSR)
+
+    def compiled(*arguments: str) -> list[str]:
+        log.write_text("")
+        given = ("kernels/build.py", "--core", "core.a", "--cxx", str(counting), *arguments)
+        run(sys.executable, *given, cwd=sources)
+        lines = [line for line in log.read_text().splitlines() if " -c " in line or "-shared" in line]
+        return [line for line in lines if "/csrc/core/" in line or "-shared" in line]
+
+    assert len(compiled("--core-only")) > 20
+    [link] = compiled()
+    assert link.count("/core/") > 20
+    assert "threads_openmp.o" not in link  # torch has its functions
+    assert len(compiled("--force")) > 20
 
 
 def test_an_outdated_extension_of_the_checkout_is_not_in_the_wheel(tmp_path: Path) -> None:

@@ -19,14 +19,19 @@ QUOTIENTS = {("BINARY_OP", "//"), ("BINARY_OP", "&"), ("BINARY_OP", ">>"), ("BIN
 SUMS = {("BINARY_OP", "+"), ("BINARY_OP", "-"), ("BINARY_OP", "*"), ("BINARY_ADD", ""), ("BINARY_SUBTRACT", ""),
         ("BINARY_MULTIPLY", "")}  # fmt: skip
 DIFFERENCES = {("BINARY_OP", "-"), ("BINARY_SUBTRACT", "")}
-COPIES = {"COPY", "SWAP", "DUP_TOP", "ROT_THREE"}
-"""The instructions that keep the middle of `a < i < b` for its second comparison."""
+COPIES = {"COPY", "SWAP", "DUP_TOP", "ROT_TWO", "ROT_THREE"}
+"""The instructions that keep the middle of `a < i < b` for its second comparison, and order those of `a, b = ...`."""
+
+NO_EFFECT = {"EXTENDED_ARG", "NOP", "NOT_TAKEN"}
+"""The instructions that compute nothing: before a large argument, and of Python 3.14 after each condition."""
 
 
 def instructions_of(code: types.CodeType) -> list[dis.Instruction]:
-    """The instructions of code; those of two locals, which Python 3.13 has, as two."""
+    """The instructions of code that compute something; those of two locals, which Python 3.13 has, as two."""
     split = []
     for one in dis.get_instructions(code):
+        if one.opname in NO_EFFECT:
+            continue
         if not isinstance(one.argval, tuple) or "_FAST" not in one.opname:
             split.append(one)
             continue

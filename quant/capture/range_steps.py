@@ -160,6 +160,8 @@ def _arguments_after(following: list[dis.Instruction]) -> list[list[dis.Instruct
     """The instructions of each argument of a call, of all after the name of what is called; [] where it is no call."""
     depths: list[int] = []
     depth = 0
+    if following and following[0].opname == "PUSH_NULL":  # of Python 3.13, with the name and not with the arguments
+        following = following[1:]
     for place, one in enumerate(following):
         count = one.arg or 0
         names = one.opname in ("CALL_FUNCTION_KW", "CALL_KW")  # which lie above the arguments
@@ -295,7 +297,7 @@ def _strides(code: types.CodeType, argument: Iterable) -> tuple[Step, ...]:
     middle: list[dis.Instruction] = []
     for place, one in enumerate(instructions):
         if one.opname == "LOAD_CONST" and isinstance(one.argval, slice):  # of Python 3.14
-            strides.append(one.argval.step)
+            strides += [one.argval.step] if isinstance(one.argval.step, int) else []
             continue
         if "JUMP" in one.opname and "_IF_" in one.opname:
             strides += counts.of_condition(expression(instructions[:place]))

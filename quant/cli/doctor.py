@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 import os
 import platform
 from pathlib import Path
@@ -44,7 +43,6 @@ def examine() -> dict[str, Any]:
         "extension": _extension(),
         "backends": dispatch.available(),
         "default_backend": _default_backend(),
-        "fbgemm_gpu": _fbgemm_gpu(),
         "environment": {name: value for name, value in sorted(os.environ.items()) if name.startswith("QUANT_")},
         "system": gains.system(),
     }
@@ -62,7 +60,6 @@ def as_text(findings: dict[str, Any]) -> str:
         *([f"  refused    {cpu['isa_refusal']}"] if cpu["isa_refusal"] else []),
         f"kernels      {findings['extension']}",
         *(f"  {family:<18} {table}" for family, table in cpu["kernels"].items()),
-        f"tables       {findings['fbgemm_gpu']}",
         f"backend      {findings['default_backend']}",
     ]
     for name, reason in findings["backends"].items():
@@ -122,21 +119,3 @@ def _default_backend() -> str:
         return dispatch.current().name
     except ValueError as error:
         return f"none: {error}" if ops.isa_problem() else f"none: QUANT_BACKEND: {error}"
-
-
-def _fbgemm_gpu() -> str:
-    version = _version("fbgemm-gpu-cpu")
-    if not version:
-        return "fbgemm-gpu-cpu is not installed"
-    try:
-        import fbgemm_gpu  # noqa: F401 - whether it loads beside this torch is the question
-    except (ImportError, OSError, RuntimeError, AttributeError) as error:
-        return f"fbgemm-gpu-cpu {version} does not load beside torch {torch.__version__}: {error}".splitlines()[0]
-    return f"fbgemm-gpu-cpu {version}"
-
-
-def _version(distribution: str) -> str:
-    try:
-        return importlib.metadata.version(distribution)
-    except importlib.metadata.PackageNotFoundError:
-        return ""

@@ -448,17 +448,6 @@ def test_an_instruction_set_that_is_none_is_said_and_not_used(tmp_path: Path) ->
     assert line.startswith("quant dynamic: QUANT_ISA is 'foo', expected portable")
 
 
-def test_doctor_says_when_fbgemm_gpu_is_not_there(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(doctor, "_version", lambda name: "")
-    assert "fbgemm-gpu-cpu is not installed" in cli.run("doctor")
-
-
-def test_doctor_says_when_fbgemm_gpu_does_not_load(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(doctor, "_version", lambda name: "0.0")
-    monkeypatch.setitem(sys.modules, "fbgemm_gpu", None)
-    assert f"does not load beside torch {torch.__version__}" in cli.run("doctor")
-
-
 def test_two_empty_tensors_are_not_tied() -> None:
     a, b = torch.empty(0), torch.empty(0)
     assert files._identity(a) != files._identity(b)

@@ -243,3 +243,23 @@ def test_a_list_that_holds_itself_is_copied() -> None:
     assert ring is not model.ring
     assert torch.equal(ring[0], model.ring[0])
     assert ring[0].grad_fn is None
+
+
+class Feature(nn.Module):
+    """Holds what Python has no copy of."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.gains = nn.Linear(10, 10), (float(number) for number in range(5))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layer(x)  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize("convert", [quant.quantize_dynamic, lambda model: quant.prepare(model, X)])
+def test_an_attribute_that_has_no_copy_is_named(convert: Callable[[nn.Module], nn.Module]) -> None:
+    model = nn.Sequential(nn.Linear(10, 10), Feature())
+    with pytest.raises(
+        TypeError, match=r"1 \(Feature\): the attribute 'gains', a generator, cannot be copied \(cannot "
+    ):
+        convert(model)

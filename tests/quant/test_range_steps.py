@@ -239,6 +239,17 @@ def test_the_largest_step_by_which_code_counts_to_a_size(forward: Callable[..., 
     assert largest_step(Counts(), forward) == step
 
 
+def test_a_forward_of_more_names_than_an_instruction_has_room_for() -> None:
+    """Python puts an instruction of its own before those that load any but the first of them."""
+    names = "; ".join(f"self.place_{number}" for number in range(300))
+    source = (
+        f"def forward(self, x):\n    if x is None: {names}\n    return [i for i in range(0, x.size(1), self.window)]"
+    )
+    defined: dict[str, Any] = {"__name__": __name__}
+    exec(source, defined)
+    assert largest_step(Counts(), defined["forward"]) == Counts.window
+
+
 class Far(nn.Module):
     """Computes something where a count, or what follows from it, is larger than any recording's sizes."""
 

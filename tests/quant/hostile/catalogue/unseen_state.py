@@ -13,6 +13,7 @@ import itertools
 import os
 import random
 import re
+import sys
 import types
 import weakref
 from collections.abc import Iterator
@@ -74,7 +75,10 @@ def clear() -> None:
     os.environ.pop("HOSTILE_CALLS", None)
 
 
-@case("next() of an iterator on the module gives the gain")
+@case(
+    "next() of an iterator on the module gives the gain",
+    refusal="from Python 3.14 on itertools' iterators have no copies" if sys.version_info >= (3, 14) else "",
+)
 class ModuleIterator(TwoLayers):
     """The gains come again: a layer behind would clip those that grow beyond what training saw, which is no fault."""
 
