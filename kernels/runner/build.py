@@ -43,9 +43,9 @@ SECTIONS = ["-ffunction-sections", "-fdata-sections"]
 LEAN = ["-fno-rtti"]
 """Without the names of types, which each lambda in a std::function would bring."""
 OWN_FLAGS = ["-std=c++20", "-Os", "-fPIC", "-fvisibility=hidden", "-Wall", "-Wextra", *SECTIONS, *LEAN]
-FAST = {"crc32.cpp": "-O2", "packed_gemm.cpp": "-O3", "conv_gather.cpp": "-O3"}
-"""Files that go over all weights when a model is opened, and the one that gathers the patches of convolutions: of -O2
-it takes 3 % of a U-Net's call."""
+FAST = {"crc32.cpp": "-O2", "packed_gemm.cpp": "-O3", "conv_gather.cpp": "-O3", "builder.cpp": "-O2"}
+"""Files that go over all weights when a model is opened, the one that gathers the patches of convolutions, where -O2
+takes 3 % of a U-Net's call, and the one that copies between layouts, where -Os takes 5 % of it."""
 LEFT_OUT = ("threads_openmp.cpp", "gemm_amx_emulated.cpp")
 """Files of the core that the runner has not: it brings its own threads, and emulated tiles are for tests. Nor has it
 those of narrow weights, because weights of its files are bytes."""
