@@ -3,6 +3,7 @@
 #include <torch/library.h>
 
 #include "core/depthwise/float_depthwise.h"
+#include "torch/operands.h"
 
 namespace octet {
 namespace {
@@ -49,6 +50,6 @@ Tensor depthwise_f32_op(const Tensor& x, const Tensor& weight, const std::option
 
 }  // namespace
 
-TORCH_LIBRARY_IMPL(octet, CPU, m) { m.impl("depthwise_f32", &depthwise_f32_op); }
+TORCH_LIBRARY_IMPL(octet, CPU, m) { m.impl("depthwise_f32", &Defined<&depthwise_f32_op>::call); }
 
 }  // namespace octet
