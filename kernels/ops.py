@@ -233,9 +233,13 @@ ELSEWHERE = {
 def _without_backend(name: str) -> Callable[..., Any]:
     module = next((module for kind, module in ELSEWHERE.items() if name.startswith(kind)), reference)
     function: Callable[..., Any] = getattr(module, name)
-    count = len(torch._C.parse_schema(name + SCHEMAS[name]).arguments) - (name in WITH_BACKEND)
+    schema = torch._C.parse_schema(name + SCHEMAS[name]).arguments
+    count = len(schema) - (name in WITH_BACKEND)
+    tensors = [place for place, one in enumerate(schema) if isinstance(one.type, torch._C.TensorType)]
 
     def call(*arguments: Any) -> Any:
+        if any(arguments[place] is None for place in tensors):  # as the extension refuses it
+            raise TypeError("an operand is None, expected a tensor")
         # As with the extension: the gradient of a rounding is zero, so none starts here.
         with torch.no_grad():
             return function(*arguments[:count])

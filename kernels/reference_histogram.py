@@ -87,7 +87,15 @@ def histogram(x: Tensor, width: float, bins: int) -> tuple[Tensor, Tensor, Tenso
         float32 (2,): the smallest and largest finite value; (inf, -inf) where there is none.
         int64 (2,): how many are NaN, and infinite.
         int64 (bins,): the histogram.
+
+    Raises:
+        ValueError: the width or the number of bins is another.
     """
+    if not 2 <= bins <= 32768 or bins % 2:
+        raise ValueError(f"bins is {bins}, expected an even number from 2 to 32768")
+    mantissa, exponent = math.frexp(width)
+    if mantissa != 0.5 or not -125 <= exponent <= 127:
+        raise ValueError(f"width is {width:g}, expected a power of two from 2**-126 to 2**126")
     nan, inf = torch.isnan(x).sum(), torch.isinf(x).sum()
     finite = x[torch.isfinite(x)] if nan or inf else x
     low, high = torch.aminmax(finite) if finite.numel() else (x.new_tensor(torch.inf), x.new_tensor(-torch.inf))

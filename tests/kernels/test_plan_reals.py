@@ -53,7 +53,7 @@ def test_layer_norm_keeps_small_spreads_beside_large_means() -> None:
     assert (got - expected).abs().max() < 2e-2
 
 
-@pytest.mark.parametrize("value", [1e6, -3e6, 12345.678, 3e30])
+@pytest.mark.parametrize("value", [1e6, -3e6, 12345.678, 3e15])
 @pytest.mark.parametrize("n", [3, 96, 100, 770])
 def test_layer_norm_of_equal_values_is_zero(n: int, value: float) -> None:
     """What their mean is off by is all that there is to divide: 96 times 12345.678 gave 0.295, 770 of -3e6 gave 1."""
