@@ -112,3 +112,15 @@ def runner(runner_build: ModuleType, tmp_path_factory: pytest.TempPathFactory) -
         core = build.build_core(cxx, arch, folder / core.name)
     runner_build.build(runner_build.Settings(cxx, arch, folder, core=core))
     return folder
+
+
+class FunctionNames(torch.overrides.TorchFunctionMode):
+    """A mode of torch that is told of each function; `seen` has their names."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[str] = []
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
+        self.seen.append(getattr(func, "__name__", str(func)))
+        return func(*args, **(kwargs or {}))

@@ -16,6 +16,8 @@ from torch import Tensor, nn
 import quant
 from quant.static import observation
 
+from .conftest import FunctionNames
+
 needs_extension = pytest.mark.skipif(bool(extension_problem()), reason=extension_problem() or "built")
 
 
@@ -133,17 +135,8 @@ def test_with_gradients_torch_computes_all(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_a_mode_of_torch_sees_each_function() -> None:
-    class Names(torch.overrides.TorchFunctionMode):
-        def __init__(self) -> None:
-            super().__init__()
-            self.seen: list[str] = []
-
-        def __torch_function__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
-            self.seen.append(getattr(func, "__name__", str(func)))
-            return func(*args, **(kwargs or {}))
-
     prepared = quant.prepare(net(), batches()[0])
-    with torch.no_grad(), Names() as names:
+    with torch.no_grad(), FunctionNames() as names:
         prepared(batches()[1])
     assert names.seen.count("batch_norm") == 4
 

@@ -16,6 +16,8 @@ import quant
 from quant.static import float_convolutions
 from quant.static.float_convolutions import MOST_SHAPES, TRIED_AT, WAYS, FloatConvolution, Way
 
+from .conftest import FunctionNames
+
 POINTWISE, DEPTHWISE = WAYS
 needs_extension = pytest.mark.skipif(bool(extension_problem()), reason=extension_problem() or "built")
 needs_onednn = pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reason="torch has no oneDNN")
@@ -128,20 +130,11 @@ def test_what_somebody_watches_is_called(watch: Callable[[nn.Module], object]) -
 
 @needs_extension
 def test_a_mode_of_torch_sees_each_convolution() -> None:
-    class Names(torch.overrides.TorchFunctionMode):
-        def __init__(self) -> None:
-            super().__init__()
-            self.seen: list[str] = []
-
-        def __torch_function__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
-            self.seen.append(getattr(func, "__name__", str(func)))
-            return func(*args, **(kwargs or {}))
-
     prepared = quant.prepare(nn.Sequential(depthwise(), nn.ReLU()).eval(), image(0))
     with torch.no_grad():
         for seed in range(TRIED_AT + 1):
             prepared(image(seed))
-        with Names() as names:
+        with FunctionNames() as names:
             prepared(image(1))
     assert "conv2d" in names.seen
 
