@@ -382,9 +382,10 @@ class Recipe:
         if unknown:
             raise RecipeError(f"Recipe: unknown fields {unknown}, expected some of ['backend', 'default', 'rules']")
         try:
-            if not all(isinstance(one, (list, tuple)) and len(one) == 2 for one in data.get("rules", ())):
+            rules = data.get("rules", ())
+            if not all(isinstance(one, (list, tuple)) and len(one) == 2 and isinstance(one[0], str) for one in rules):
                 raise TypeError
-            pairs = [(str(pattern), _config(qconfig)) for pattern, qconfig in data.get("rules", ())]
+            pairs = [(pattern, _config(qconfig)) for pattern, qconfig in rules]
             default = _config(data["default"]) if "default" in data else QConfig()
         except (TypeError, AttributeError) as error:
             raise RecipeError(

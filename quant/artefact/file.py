@@ -61,6 +61,7 @@ def write(
         "schema": SCHEMA - 1 if runner is None else SCHEMA,
         "same": same,
         "checksums": checksums,
+        "forms": {name: _form(tensor) for name, tensor in tensors.items()},
         "versions": {name: _version(name) for name in ("octet-quant", "torch")},
     }
     metadata = {MANIFEST: json.dumps({**whole, "digest": _digest(whole)}, sort_keys=True)}
@@ -117,6 +118,8 @@ def read(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
     except ValueError as error:
         raise ArtefactError(f"{path} was altered or damaged: {error}") from error
     wrong = sorted(name for name in set(checksums) | set(tensors) if _differs(tensors.get(name), checksums.get(name)))
+    forms: Mapping[str, str] = manifest.get("forms", {})  # older files have none
+    wrong = wrong or sorted(name for name, form in forms.items() if name not in tensors or _form(tensors[name]) != form)
     if wrong:
         raise ArtefactError(f"{path} was altered or damaged: {', '.join(wrong[:8])} do not match their checksums")
     same: Mapping[str, str] = manifest.get("same", {})
@@ -138,6 +141,11 @@ def refuse_folder(path: Path) -> None:
 
 def _differs(tensor: Tensor | None, checksum: str | None) -> bool:
     return tensor is None or checksum is None or _checksum(tensor) != checksum
+
+
+def _form(tensor: Tensor) -> str:
+    """The dtype and the shape, which stand in the file's header beside the bytes."""
+    return f"{tensor.dtype} {list(tensor.shape)}"
 
 
 def _digest(manifest: Mapping[str, Any]) -> str:

@@ -31,7 +31,7 @@ def check(manifest: Any) -> None:
         ValueError: one is of another form; the message names it.
     """
     _expect(isinstance(manifest, dict), "the manifest", "a table")
-    for name in ("checksums", "same"):
+    for name in ("checksums", "forms", "same"):
         _expect(_is_table(manifest.get(name, {}), _is_text), repr(name), "a table of texts")
     for name in ("static", "programs", "modules", "versions"):
         _expect(isinstance(manifest.get(name, {}), dict), repr(name), "a table")

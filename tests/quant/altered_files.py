@@ -76,7 +76,8 @@ def _near(container: Any, key: Any, document: Any, draws: Draws) -> str:
     if isinstance(value, str):
         container[key] = altered_text(value, draws)
     elif isinstance(value, (int, float)) and not isinstance(value, bool):
-        container[key] = draws.choice((value + 1, value - 1, -value, value * 2, value / 2, value * 1000, str(value)))
+        half = value / 2 if abs(value) < 1 << 62 else value // 2  # an int beyond the reals has no half of them
+        container[key] = draws.choice((value + 1, value - 1, -value, value * 2, half, value * 1000, str(value)))
     elif isinstance(value, list) and value:
         container[key] = draws.choice((value[:-1], value[::-1], [*value, value[0]], [value], value * 2))
     else:
@@ -332,6 +333,9 @@ def seal_artefact(file: SafeTensors, sealed: bool) -> dict[str, str]:
         try:
             whole = json.loads(texts["octet"])
             whole["checksums"] = {name: hashlib.sha256(one.data).hexdigest() for name, one in file.tensors.items()}
+            whole["forms"] = {
+                name: f"{DTYPES.get(one.dtype, one.dtype)} {list(one.shape)}" for name, one in file.tensors.items()
+            }
             whole.pop("digest", None)
             whole["digest"] = hashlib.sha256(json.dumps(whole, sort_keys=True).encode()).hexdigest()
             texts["octet"] = json.dumps(whole)
@@ -339,7 +343,8 @@ def seal_artefact(file: SafeTensors, sealed: bool) -> dict[str, str]:
             pass
     runner = file.documents.get("octet_runner")
     if sealed and runner is not None:
-        for entry in runner.get("constants", ()) if isinstance(runner, dict) else ():
+        constants = runner.get("constants") if isinstance(runner, dict) else None
+        for entry in constants if isinstance(constants, list) else ():
             held = (
                 file.tensors.get(entry["tensor"]) if isinstance(entry, dict) and _is_text(entry.get("tensor")) else None
             )

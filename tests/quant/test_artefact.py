@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import hashlib
 import json
 import resource
 from collections.abc import Callable
@@ -15,6 +16,8 @@ from torch import Tensor, nn
 
 import quant
 from quant.nn.embedding import TiedEmbedding
+
+from .altered_files import SafeTensors, seal_artefact
 
 
 class Tagger(nn.Module):
@@ -154,6 +157,30 @@ def test_an_altered_file(tmp_path: Path) -> None:
     path.write_bytes(data)
     with pytest.raises(quant.ArtefactError, match="altered or damaged"):
         quant.load(path, model=Tagger())
+
+
+@pytest.mark.parametrize(("dtype", "shape"), [("I32", [96]), ("F32", [96, 1])])
+def test_a_header_that_says_something_else_of_the_same_bytes(dtype: str, shape: list[int], tmp_path: Path) -> None:
+    """Each byte of the data has its checksum still."""
+    path = written(tmp_path)
+    file = SafeTensors.read(path.read_bytes())
+    name, entry = next((name, one) for name, one in file.tensors.items() if (one.dtype, one.shape) == ("F32", [96]))
+    entry.dtype, entry.shape = dtype, shape
+    path.write_bytes(file.bytes(seal_artefact(file, False)))
+    with pytest.raises(quant.ArtefactError, match=f"altered or damaged: {name} do not match"):
+        quant.load(path, model=Tagger())
+
+
+def test_a_file_without_the_forms_of_its_tensors_is_read(tmp_path: Path) -> None:
+    """Files of earlier versions have checksums of the bytes alone."""
+    path = written(tmp_path)
+    file = SafeTensors.read(path.read_bytes())
+    texts = seal_artefact(file, True)
+    manifest = json.loads(texts["octet"])
+    del manifest["forms"], manifest["digest"]
+    manifest["digest"] = hashlib.sha256(json.dumps(manifest, sort_keys=True).encode()).hexdigest()
+    path.write_bytes(file.bytes({**texts, "octet": json.dumps(manifest)}))
+    quant.load(path, model=Tagger())
 
 
 def test_a_foreign_safetensors_file(tmp_path: Path) -> None:

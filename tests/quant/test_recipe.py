@@ -221,9 +221,10 @@ def test_a_recipe_goes_through_json() -> None:
         ({"rules": {"ab": None}}, "expected 'rules' as a list"),
         ({"rules": [3]}, "expected 'rules' as a list"),
         ({"rules": [["a", 3]]}, "expected 'rules' as a list"),
+        ({"rules": [[["a"], None]]}, "expected 'rules' as a list"),
         ({"rules": [["a", {"bits": 4}]]}, "unknown fields"),
     ],
-    ids=["a field", "nothing", "half a pair", "a dict", "no pair", "no settings", "a setting"],
+    ids=["a field", "nothing", "half a pair", "a dict", "no pair", "no settings", "no name", "a setting"],
 )
 def test_another_dictionary_is_no_recipe(data: dict[str, Any], message: str) -> None:
     with pytest.raises(RecipeError, match=message):
