@@ -615,7 +615,11 @@ def _watch(event: str, args: Any) -> None:
             "<frozen importlib._bootstrap>",
         ):
             _Last.seen = _Last.seen or f"executed {args[0].co_filename}"
-    elif event == "shutil.rmtree" and Path(args[0]).parent == ROOT and str(args[0]).endswith(whole_files.SUFFIX):
+    elif (
+        event in ("shutil.rmtree", "os.rmdir")
+        and Path(args[0]).parent == ROOT
+        and str(args[0]).endswith(whole_files.SUFFIX)
+    ):
         return  # where a checkpoint is written before it takes the place of the last one
     elif _FORBIDDEN.match(event):
         _Last.seen = _Last.seen or f"{event} {args!r:.80}"

@@ -266,7 +266,7 @@ def test_a_checkpoint_of_calibration_is_still_read(tmp_path: Path) -> None:
 )
 def test_a_slice() -> None:
     command = [sys.executable, "tests/quant/fuzz_files.py", "--count", "300"]
-    environment = {**os.environ, "OCTET_FUZZ_SECONDS": "5"}
+    environment = {**os.environ, "OCTET_FUZZ_SECONDS": "60"}
     done = subprocess.run(
         command,
         cwd=Path(__file__).parents[2],
