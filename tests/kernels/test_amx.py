@@ -15,11 +15,18 @@ from .test_core import link
 SOURCE = Path(__file__).with_name("core_program") / "amx_products.cpp"
 
 
-@pytest.fixture(scope="module")
-def program(core_library: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+@pytest.fixture(scope="module", params=["plain", "avx512vnni"])
+def program(request: pytest.FixtureRequest, core_library: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """With the vectors that requantise: plain ones anywhere, and those beside a CPU's own tiles."""
     if platform.system() != "Linux":
         pytest.skip("the pages around the activations are guarded by Linux's mprotect")
-    return link(SOURCE, [core_library], tmp_path_factory.mktemp("amx") / "amx_products")
+    flags: list[str] = []
+    if request.param != "plain":
+        [vectors] = [one for one in build.all_instruction_sets() if one.name == request.param]
+        if not vectors.needs <= set(Path("/proc/cpuinfo").read_text(encoding="ascii", errors="replace").split()):
+            pytest.skip(f"this CPU has no {request.param}")
+        flags = [*vectors.flags, *build.EXACT_FLAGS]
+    return link(SOURCE, [core_library], tmp_path_factory.mktemp("amx") / "amx_products", flags)
 
 
 def test_products_in_emulated_tiles_are_exact_and_read_no_byte_too_many(program: Path) -> None:

@@ -6,6 +6,7 @@ import os
 import shutil
 import struct
 import subprocess
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -86,11 +87,11 @@ def program(core_library: Path, tmp_path_factory: pytest.TempPathFactory) -> Pat
     return link(RUN_PLAN, [core_library], tmp_path_factory.mktemp("core") / "run_plan")
 
 
-def link(source: Path, objects: list[Path], made: Path) -> Path:
+def link(source: Path, objects: list[Path], made: Path, extra: Sequence[str] = ()) -> Path:
     """A C++ program of one source and what it is linked with: objects, then a library for what they lack."""
     cxx = build.find_compiler()
     assert cxx
-    flags = ["-std=c++20", "-O1", "-Wall", "-Wextra", "-iquote", build.SOURCES]
+    flags = ["-std=c++20", "-O1", "-Wall", "-Wextra", *extra, "-iquote", build.SOURCES]
     command = [cxx, *flags, source, *objects, "-fopenmp", "-o", made]
     linked = subprocess.run([str(part) for part in command], capture_output=True, text=True, check=False)
     assert linked.returncode == 0, linked.stderr

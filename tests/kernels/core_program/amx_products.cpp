@@ -12,14 +12,24 @@
 
 #include "core/gemm/tile_amx.h"
 #include "core/gemm/tile_pieces.h"
+#if defined(__AVX512VNNI__)
+#include "core/gemm/policy_avx512vnni.h"
+#else
 #include "core/gemm/vectors_plain.h"
+#endif
 
 using namespace octet;
 
 namespace {
 
-constexpr NativeGemm kPlainGemm = tile::table_with_pieces<Plain>("plain vectors");
-using Gemm = amx::Gemm<EmulatedTiles, Plain, kPlainGemm>;
+// With the flags of AVX-512, the vectors beside the CPU's own tiles: what requantises, and takes few rows.
+#if defined(__AVX512VNNI__)
+using Vectors = Avx512Vnni;
+#else
+using Vectors = Plain;
+#endif
+constexpr NativeGemm kVectorGemm = tile::table_with_pieces<Vectors>("vectors");
+using Gemm = amx::Gemm<EmulatedTiles, Vectors, kVectorGemm>;
 
 // Bytes that end before a page that may not be read.
 class Guarded {

@@ -39,10 +39,13 @@ struct AddedBytes : tile::Bytes<A> {
   }
   template <int M, int B>
   void put(const int32_t* sums, int64_t columns) const {
-    constexpr int64_t kColumns = B * A::kLanes, kRoom = 4 * A::kLanes;
-    alignas(64) uint8_t q[M * kRoom];
-    tile::Bytes<A>{this->by, this->rounding, q, kRoom, this->channel}.template put<M, B>(sums, kColumns);
-    for (int64_t m = 0; m < M; ++m) A::add(q + m * kRoom, other + m * this->ld, columns, *adding, this->out + m * this->ld);
+    // A copy, because for all the compiler knows a byte that is written may be one of these.
+    const typename A::Adding adding = *this->adding;
+    const int32_t* offset = this->by->offset + this->channel;
+    const float* multiplier = this->by->multiplier + this->channel;
+    for (int64_t m = 0; m < M; ++m)
+      A::template requantize_and_add<B>(sums + m * B * A::kLanes, offset, multiplier, adding, other + m * this->ld, columns,
+                                        this->out + m * this->ld);
   }
 };
 
@@ -70,7 +73,7 @@ void with_bytes(const Requantize& by, uint8_t* out, int64_t ldout, const Run& ru
     std::swap(settings.a_zero, settings.b_zero);
     std::swap(settings.a_multiplier, settings.b_multiplier);
   }
-  const typename Arch::Adding adding(settings);
+  const typename Arch::Adding adding{by, settings};
   run(AddedBytes<Arch>{own, &adding, by.residual->other});
 }
 

@@ -25,14 +25,16 @@ struct Avx512 {
                          uint8_t* out) {
     requantize512<Blocks>(sums, offset, multiplier, rounding, out);
   }
-  using Adding = Adding512;
-  // `own` has room for 64 bytes.
-  static void add(const uint8_t* own, const uint8_t* other, int64_t columns, const Adding& adding, uint8_t* out) {
-    if (columns >= 64) return _mm512_storeu_si512(out, add512(adding, own, other));
-    const __mmask64 mask = (1ull << columns) - 1;
+  using Adding = AddingToSums512;
+  template <int Blocks>
+  static void requantize_and_add(const int32_t* sums, const int32_t* offset, const float* multiplier, const Adding& adding,
+                                 const uint8_t* other, int64_t columns, uint8_t* out) {
+    if (Blocks == 4 && columns >= 64)
+      return _mm512_storeu_si512(out, requantize_and_add512<Blocks>(sums, offset, multiplier, adding, other));
+    const __mmask64 mask = columns < 64 ? (1ull << columns) - 1 : ~0ull;
     alignas(64) uint8_t beside[64];
     _mm512_store_si512(beside, _mm512_maskz_loadu_epi8(mask, other));
-    _mm512_mask_storeu_epi8(out, mask, add512(adding, own, beside));
+    _mm512_mask_storeu_epi8(out, mask, requantize_and_add512<Blocks>(sums, offset, multiplier, adding, beside));
   }
   static Weight load(const int8_t* w) { return _mm512_loadu_si512(w); }
   static Activation broadcast(const X* x) {

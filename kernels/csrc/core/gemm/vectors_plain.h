@@ -44,9 +44,17 @@ struct Plain {
     }
   }
 
-  // Elementwise additions as kernels/reference_ops.py has them.
-  using Adding = AddSettings;
-  static void add(const uint8_t* own, const uint8_t* other, int64_t columns, const Adding& s, uint8_t* out) {
+  // Elementwise additions as kernels/reference_ops.py has them, of own bytes as `a`.
+  struct Adding {
+    Requantize own;
+    AddSettings settings;
+  };
+  template <int Blocks>
+  static void requantize_and_add(const int32_t* sums, const int32_t* offset, const float* multiplier, const Adding& adding,
+                                 const uint8_t* other, int64_t columns, uint8_t* out) {
+    const AddSettings& s = adding.settings;
+    uint8_t own[Blocks * kLanes];
+    requantize<Blocks>(sums, offset, multiplier, adding.own, own);
     for (int64_t j = 0; j < columns; ++j) {
       const float left = static_cast<float>(own[j] - s.a_zero) * s.a_multiplier;
       const float right = static_cast<float>(other[j] - s.b_zero) * s.b_multiplier;

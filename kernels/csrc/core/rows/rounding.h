@@ -119,6 +119,42 @@ inline __m512i add512(const Adding512& adding, const uint8_t* a, const uint8_t* 
   return in_order512(adding.rounding.bytes(first, second));
 }
 
+// The bytes of a layer, which never become bytes: clamped and rounded as reals, with something added as `b` of an addition that
+// fits int32. To make bytes and read them again takes eight instructions to a vector, this four. Bounds are whole numbers, so
+// clamping may come first; what is then below 2^22 is rounded by adding 1.5 * 2^23, where floats are whole numbers.
+struct AddingToSums512 {
+  static constexpr float kWhole = 12582912.0f;
+  __m512 bottom, top, back;
+  Adding512 adding;
+  AddingToSums512(const Requantize& by, const AddSettings& s)
+      : bottom(_mm512_set1_ps(static_cast<float>(by.bottom - by.zero_point))),
+        top(_mm512_set1_ps(static_cast<float>(by.top - by.zero_point))),
+        back(_mm512_set1_ps(kWhole - static_cast<float>(by.zero_point - s.a_zero))),
+        adding(s) {}
+  __m512i whole(const int32_t* sums, const int32_t* offset, const float* multiplier, const uint8_t* other) const {
+    const __m512i exact = _mm512_add_epi32(_mm512_load_si512(sums), _mm512_loadu_si512(offset));
+    const __m512 real = _mm512_mul_ps(_mm512_cvtepi32_ps(exact), _mm512_loadu_ps(multiplier));
+    const __m512 clamped = _mm512_max_ps(_mm512_min_ps(real, top), bottom);
+    const __m512 own = _mm512_sub_ps(_mm512_add_ps(clamped, _mm512_set1_ps(kWhole)), back);
+    const __m512 beside = Adding512::real(other, adding.b_zero, adding.b_multiplier);
+    return _mm512_cvtps_epi32(_mm512_add_ps(_mm512_mul_ps(own, adding.a_multiplier), beside));
+  }
+};
+
+// Up to four vectors of 16 sums; behind those are bytes that mean nothing.
+template <int Blocks>
+inline __m512i requantize_and_add512(const int32_t* sums, const int32_t* offset, const float* multiplier,
+                                     const AddingToSums512& adding, const uint8_t* other) {
+  static_assert(Blocks <= 4);
+  const auto whole = [&](int b) { return adding.whole(sums + 16 * b, offset + 16 * b, multiplier + 16 * b, other + 16 * b); };
+  const auto pair = [&](int b) {
+    const __m512i first = whole(b);
+    return _mm512_packs_epi32(first, b + 1 < Blocks ? whole(b + 1) : first);
+  };
+  const __m512i first = pair(0);
+  return in_order512(adding.adding.rounding.bytes(first, Blocks > 2 ? pair(2) : first));
+}
+
 // Up to four vectors of 16 sums to bytes.
 template <int Blocks>
 inline void requantize512(const int32_t* sums, const int32_t* offset, const float* multiplier,
