@@ -167,7 +167,7 @@ class Observer(Stateful, ABC):
 
     def _check_seen(self) -> None:
         """Raise NoDataSeen where some row has no statistics."""
-        empty = self.low > self.high
+        empty = ~(self.low <= self.high)  # NaN too, as an altered file may have it
         if self.low.numel() == 0 or bool(empty.all()):
             raise NoDataSeen(
                 f"{self._where()}: no finite value was seen{self._non_finite()}; run calibration data through the "

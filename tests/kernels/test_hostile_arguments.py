@@ -69,6 +69,10 @@ REFUSED = {
         conv(q_x(1, 1, 3, 3), weight(0, 7, 1, 1), [1, 1], [0, 0], [1, 1], 7905747460161236407),
         "channels, q_weight",
     ),
+    "a weight of many rows of nothing": (
+        (ALL.linear_dynamic, (torch.ones(2, 6), weight(HUGE, 0), torch.ones(8), None, None, 8, True, False, "")),
+        "scale has shape",
+    ),
     "rows of less than no values": (
         (ALL.embedding, (TABLE[:, :7].contiguous(), torch.tensor([0]), 8, -1, "")),
         "packed rows",

@@ -86,6 +86,16 @@ def test_nothing_seen_is_an_error_that_names_the_layer(name: str, axis: int | No
 
 
 @every_data_driven
+def test_extremes_that_are_no_numbers_are_no_data(name: str) -> None:
+    """As an altered file may have them."""
+    observer = make_observer(name)
+    observer(torch.linspace(-1, 1, 50))
+    observer.low.fill_(torch.nan)
+    with pytest.raises(NoDataSeen):
+        observer.range()
+
+
+@every_data_driven
 def test_only_nan_and_inf_is_nothing_seen(name: str) -> None:
     observer = make_observer(name)
     observer(torch.tensor([math.nan, math.inf, -math.inf]))

@@ -612,6 +612,7 @@ def _watch(event: str, args: Any) -> None:
     elif event == "exec":
         if not str(args[0].co_filename).startswith(_READ_FROM) and args[0].co_filename not in (
             "<string>",
+            "<run of steps>",
             "<frozen importlib._bootstrap>",
         ):
             _Last.seen = _Last.seen or f"executed {args[0].co_filename}"

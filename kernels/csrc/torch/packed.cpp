@@ -155,8 +155,9 @@ std::shared_ptr<const PackedGemm> packed(const at::Tensor& weight, c10::string_v
 
 Weight packed_weight(const at::Tensor& weight, const at::Tensor& scale, const char* name, c10::string_view backend) {
   if (weight.scalar_type() != at::kByte || scale.dim() == 1) {
-    const auto gemm = packed(weight, backend);
-    return {gemm, vector(scale, gemm->n(), name)};
+    // Before anything is packed: a weight without columns may say that it has any number of rows.
+    const Tensor factors = weight.dim() > 1 ? vector(scale, weight.size(0), name) : scale;
+    return {packed(weight, backend), factors};
   }
   NarrowSource source = narrow_source(weight);
   const auto type = scale.scalar_type();
