@@ -26,6 +26,7 @@ from quant.dynamic import stand_in
 from quant.dynamic_decisions import base_type
 from quant.export.planned_model import PlannedModel
 from quant.half_precision import half_of
+from quant.kernels import BackendUnavailable
 from quant.nn.attention import leave_fast_paths
 from quant.nn.base import QuantizedWeight, adopt
 from quant.nn.embedding import TiedEmbedding
@@ -108,10 +109,19 @@ def load(
         if backend is not None and isinstance(module, QuantModule):
             module.backend = backend
         if isinstance(module, ProgramRunner):
-            module.make_ready()
+            _make_ready(module, path, named=backend is not None)
     attach_report(result, Report(tuple(ReportEntry(**entry) for entry in manifest.get("report", ()))))
     refuse_to_save(result, "is a model of quant.load")
     return result
+
+
+def _make_ready(module: ProgramRunner, path: Any, *, named: bool) -> None:
+    try:
+        module.make_ready()
+    except BackendUnavailable as error:
+        if named:
+            raise
+        raise ArtefactError(f"{path}: {error}; the argument backend takes another than the file's") from error
 
 
 def _built(

@@ -455,6 +455,8 @@ def _rules_of(node: Node) -> Iterator[None]:
         yield
     except NotTranslated:
         raise
+    except AttributeError as error:  # of None
+        raise NotTranslated(f"{node} breaks the rules of its operator (an input is left out)") from error
     except (ArithmeticError, AssertionError, LookupError, MemoryError, RuntimeError, TypeError, ValueError) as error:
         reason = str(error) or "an input is left out"
         raise NotTranslated(f"{node} breaks the rules of its operator ({reason})") from error

@@ -5,6 +5,7 @@ What carries checksums is sealed again where an alteration asks for it, as someb
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import json
 import zlib
@@ -67,7 +68,7 @@ def altered_json(document: Any, draws: Draws) -> tuple[Any, str]:
 
 
 def _replace(container: Any, key: Any, document: Any, draws: Draws) -> str:
-    container[key] = draws.choice(HOSTILE)
+    container[key] = copy.deepcopy(draws.choice(HOSTILE))
     return f"{container[key]!r:.60}"
 
 
@@ -115,7 +116,7 @@ def _swap(container: Any, key: Any, document: Any, draws: Draws) -> str:
 
 
 def _add(container: Any, key: Any, document: Any, draws: Draws) -> str:
-    value = draws.choice(HOSTILE)
+    value = copy.deepcopy(draws.choice(HOSTILE))
     if isinstance(container, list):
         container.insert(key, value)
     else:

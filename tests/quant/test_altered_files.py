@@ -106,6 +106,22 @@ def test_static(tmp_path: Path, edit: Edit, message: str) -> None:
     assert message in refused(fuzz_files.recurrent(), tmp_path / "model.q8", edit, altered_files.seal_artefact)
 
 
+def test_a_backend_that_nobody_has(tmp_path: Path) -> None:
+    edit = at("programs", "", "units", 0, "programs", 0, "backend", value="fast")
+    said = refused(fuzz_files.convolutional(), tmp_path / "model.q8", edit, altered_files.seal_artefact)
+    assert "no backend is called 'fast'" in said
+
+
+def test_an_onnx_node_that_leaves_out_what_it_needs(tmp_path: Path) -> None:
+    onnx = pytest.importorskip("onnx", reason="onnx is not installed")
+    model = onnx.load_from_string(fuzz_files.onnx_file().file)
+    [*_, node] = [one for one in model.graph.node if one.op_type == "Conv"]
+    node.input[0] = ""
+    onnx.save(model, tmp_path / "model.onnx")
+    with pytest.raises(ValueError, match=r"model.onnx: .*Conv.*an input is left out"):
+        quant.load_onnx(tmp_path / "model.onnx")
+
+
 def test_a_description_without_layers(tmp_path: Path) -> None:
     refused(
         fuzz_files.captured_again(), tmp_path / "model.q8", STATIC["no description"][0], altered_files.seal_artefact
