@@ -196,6 +196,9 @@ bench-bits: build ## Dynamic layers of 8 and 4 bits: time, error, bytes, share o
 bench-llm: build $(STAMPS)/bench ## Language models: memory of loading into 4 bits; GPTQ, killed and gone on; decode and prefill against the peers (hours; ARGS='--part load': minutes)
 	@$(in_venv) python benchmarks/bench_llm.py $(ARGS)
 
+bench-cache: build $(STAMPS)/integrations ## A step of decoding with keys and values as int8 and as reals: time, bytes, error (minutes)
+	@$(in_venv) python benchmarks/bench_cache.py $(ARGS)
+
 bench-against: build ## Every row of `make bench`, ours here and in another checkout, in turns: ARGS='PATH --threads 1 2' (5 minutes each)
 	@$(in_venv) python benchmarks/bench_against.py $(ARGS)
 

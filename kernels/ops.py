@@ -19,6 +19,7 @@ import torch
 from quant.kernels import (
     reference,
     reference_activation,
+    reference_cache,
     reference_conv,
     reference_histogram,
     reference_ops,
@@ -165,6 +166,8 @@ def _shape_functions() -> dict[str, Callable[..., Any]]:
         "observe_histogram": _fake_changing_state,
         "channel_sums": _fake_channel_sums,
         "depthwise_f32": _fake_depthwise_f32,
+        "write_byte_cache": _fake_changing_state,
+        "attend_byte_cache": _fake_attend_byte_cache,
         "observe_activation": _fake_changing_state,
         "observe_normalized": _fake_changing_state,
         "rnn_layer_static": _fake_rnn_layer_static,
@@ -215,6 +218,8 @@ ELSEWHERE = {
     "embedding": tables,
     "conv": reference_conv,
     "depthwise_f32": reference_conv,
+    "write_byte_cache": reference_cache,
+    "attend_byte_cache": reference_cache,
     "run_plan": reference_plan,
     "follow_range": reference_training,
     "round_weight": reference_training,
@@ -376,6 +381,10 @@ def _fake_depthwise_f32(
 ) -> Tensor:
     sizes = reference_conv.out_sizes(x, weight, stride, padding, dilation)
     return x.new_empty((*x.shape[:2], *sizes))
+
+
+def _fake_attend_byte_cache(q: Tensor, keys: Tensor, key_scale: Tensor, values: Tensor, *rest: Any) -> Tensor:
+    return q.new_empty((*q.shape[:3], values.shape[3]))
 
 
 def _fake_changing_state(x: Tensor, *rest: Any) -> None:

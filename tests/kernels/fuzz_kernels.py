@@ -107,6 +107,7 @@ COMPARISONS: dict[str, Callable[[Tensor, Tensor], str]] = {
     "batch_statistics": _last_bit,
     "channel_sums": _last_bit,
     "depthwise_f32": _near(1e-5, 1e-43),  # 49 taps, each rounded once or twice
+    "attend_byte_cache": _near(1e-4, 1e-30, 1e-5),  # by exponentials, and sums of some hundred products
     "observe_activation": _last_bit,
 }
 """Operator -> the comparison of a result, where it is not the bits."""

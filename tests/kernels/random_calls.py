@@ -427,6 +427,40 @@ def depthwise_f32(draws: Draws) -> list[Any]:
     return [x, weight, None if bias is None else MEMORY.copy(bias.abs()), stride, padding, dilation]
 
 
+def _byte_cache(
+    draws: Draws, *, blocked: bool, batch: int, heads: int, blocks: int, width: int
+) -> tuple[Tensor, Tensor]:
+    sizes = (batch, heads, blocks, width, 16) if blocked else (batch, heads, blocks * 16, width)
+    q = torch.randint(-127, 128, sizes, dtype=torch.int8, generator=draws.generator())
+    return MEMORY.copy(q), MEMORY.copy(torch.rand(batch, heads, blocks * 16, generator=draws.generator()))
+
+
+def write_byte_cache(draws: Draws) -> list[Any]:
+    batch, heads, blocks, width = draws.choice((1, 2, 0)), 1 + draws.below(3), 1 + draws.below(3), size(draws, 40)
+    cache, scale = _byte_cache(draws, blocked=not draws.below(2), batch=batch, heads=heads, blocks=blocks, width=width)
+    tokens = draws.below(blocks * 16 + 1)
+    x = operand(draws, real_values(draws, [batch, heads, tokens, width]))
+    return [x, draws.below(blocks * 16 - tokens + 1), cache, scale]
+
+
+def attend_byte_cache(draws: Draws) -> list[Any]:
+    """Of values of one sign: what is left where they cancel depends on the order of the sum."""
+    batch, heads, blocks = draws.choice((1, 2, 0)), 1 + draws.below(3), 1 + draws.below(9)
+    width, mixed, queries = 1 + size(draws, 70), size(draws, 140), draws.choice((1, 2, 5, 0))
+    keys, key_scale = _byte_cache(draws, blocked=True, batch=batch, heads=heads, blocks=blocks, width=width)
+    values, value_scale = _byte_cache(draws, blocked=False, batch=batch, heads=heads, blocks=blocks, width=mixed)
+    length = max(1, queries, 1 + draws.below(blocks * 16))
+    q = operand(
+        draws, torch.randn(batch, heads * (1 + draws.below(5)), queries, width, generator=draws.generator()) / 100
+    )
+    causal = draws.one_in(3)
+    mask = None
+    if not causal and draws.one_in(2):
+        mask = torch.randn(batch, 1, queries, length, generator=draws.generator())
+        mask = operand(draws, mask.masked_fill(mask > 1, -torch.inf))
+    return [q, keys, key_scale, MEMORY.copy(values.abs()), value_scale, length, 0.1, causal, mask]
+
+
 def observe_activation(draws: Draws) -> list[Any]:
     x, axis = channel_sums(draws)
     return [x, axis, *_observed(draws, 1), _means(draws, x.shape[axis])]
@@ -515,6 +549,8 @@ CALLS: dict[str, Callable[[Draws], list[Any]]] = {
     "observe_histogram": observe_histogram,
     "channel_sums": channel_sums,
     "depthwise_f32": depthwise_f32,
+    "write_byte_cache": write_byte_cache,
+    "attend_byte_cache": attend_byte_cache,
     "observe_activation": observe_activation,
     "observe_normalized": observe_normalized,
     "rnn_layer_static": rnn_layer_static,

@@ -167,6 +167,29 @@ CALLS: dict[str, tuple[str, Callable[[], Arguments]]] = {
         "depthwise_f32",
         lambda: (torch.randn(2, 3, 6, 5), torch.randn(3, 1, 3, 3), torch.randn(3), [2, 1], [1, 1], [1, 2]),
     ),
+    "write byte cache": (
+        "write_byte_cache",
+        lambda: (
+            torch.randn(2, 3, 5, 4, generator=generator()),
+            9,
+            torch.zeros(2, 3, 1, 4, 16, dtype=torch.int8),
+            torch.ones(2, 3, 16),
+        ),
+    ),
+    "attend byte cache": (
+        "attend_byte_cache",
+        lambda: (
+            torch.randn(2, 6, 2, 4, generator=generator()),
+            torch.ones(2, 3, 1, 4, 16, dtype=torch.int8),
+            torch.rand(2, 3, 16, generator=generator()),
+            torch.ones(2, 3, 16, 5, dtype=torch.int8),
+            torch.rand(2, 3, 16, generator=generator()),
+            11,
+            0.5,
+            False,
+            None,
+        ),
+    ),
     "histogram": ("histogram", lambda: (torch.randn(99, generator=generator()), 2.0**-4, 64)),
     "embedding": ("embedding", lambda: (rows(4), torch.tensor([[0, 8], [3, 3]]), 4, 6, "")),
     "bags": (
@@ -186,7 +209,7 @@ def fresh_compiler() -> None:
     torch.compiler.reset()
 
 
-IN_PLACE = ("follow range", "observe histogram", "observe activation", "observe normalized")
+IN_PLACE = ("follow range", "observe histogram", "observe activation", "observe normalized", "write byte cache")
 """Calls that return nothing and change what an observer keeps; they are no part of a graph."""
 
 calls = pytest.mark.parametrize("name", [name for name in CALLS if name not in IN_PLACE])

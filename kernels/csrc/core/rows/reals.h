@@ -33,6 +33,11 @@ enum class RealFunction { kNeg, kAbs, kSqrt, kRsqrt, kExp, kSigmoid, kTanh, kCos
 constexpr int kRealFunctions = 10;
 using RealUnary = void (*)(const float* x, int64_t n, float* out);
 
+// Keys of bytes lie in blocks of so many, the first value of each, then the second, and so on.
+constexpr int64_t kKeysOfBlock = 16;
+// Rows that `score_bytes` and `mix_bytes` take at most.
+constexpr int64_t kRowsOfBytes = 4;
+
 struct RealKernels {
   RealBinary add, subtract, multiply, divide;  // one operation of float32, so the same on every machine
   RealUnary functions[kRealFunctions];
@@ -65,6 +70,12 @@ struct RealKernels {
   // and `ldout` apart. v has rows `ldv` apart that are packed_values long. room: queries * (packed_keys + packed_values).
   void (*attend)(const HeadShape& shape, const float* q, int64_t ldq, int64_t first, int64_t count, const float* k,
                  const float* v, int64_t ldv, const HeadMask& mask, float* room, float* out, int64_t ldout);
+  // scores[r * ld + j] = the sum over i of q[r * ldq + i] * keys[j / 16][i][j % 16], for the keys j of `blocks` blocks (blocks, width, 16).
+  void (*score_bytes)(const float* q, int64_t ldq, int64_t rows, const int8_t* keys, int64_t blocks, int64_t width, float* scores,
+                      int64_t ld);
+  // out[r * ldout + i] = the sum over j of weights[r * ld + j] * values[j][i], for values (keys, width).
+  void (*mix_bytes)(const float* weights, int64_t ld, int64_t rows, const int8_t* values, int64_t keys, int64_t width, float* out,
+                    int64_t ldout);
   // out[i] = first + the sum over taps t, in their order, of x[offsets[t] + i] * weight[t], for i in [0, n); kTapRoom more may
   // be read and written.
   void (*sum_taps)(const float* x, const int64_t* offsets, const float* weight, int64_t taps, float first, int64_t n, float* out);

@@ -1,0 +1,254 @@
+"""`Int8Cache`: keys and values of transformers' decoders as int8, a quarter of float32's bytes and half of bfloat16's.
+
+    from quant.integrations.int8_cache import Int8Cache
+
+    model.set_attn_implementation("octet")  # attention reads the integers; without it they become reals at each step
+    tokens = model.generate(prompt, cache=Int8Cache(model))  # past_key_values= in older versions
+
+Importing this file registers the attention "octet" with transformers, by its own `AttentionInterface`. It is "sdpa"
+wherever no `Int8Cache` is. Each token and head has a scale of its own; a first call attends to its own keys and values
+as they are, and what is kept of them is rounded.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import AttentionInterface, DynamicCache
+from transformers.cache_utils import Cache, CacheLayerMixin, DynamicLayer
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
+from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
+
+from quant.kernels.reference_cache import BLOCK, empty_cache, read_byte_cache
+
+NAME = "octet"
+"""Of the attention, in `set_attn_implementation`."""
+
+MOST_QUERIES = 16
+"""Up to so many new tokens attention reads the integers; a product of more is faster over reals."""
+
+
+class Int8Cache(Cache):  # type: ignore[misc]
+    """A cache of keys and values as int8, for a decoder's call or `generate`.
+
+    Layers that do not attend to all earlier tokens (sliding windows, linear attention) keep what `DynamicCache` gives
+    them.
+
+    Args:
+        model: the decoder, or its configuration.
+
+    Raises:
+        ValueError: no layer of the model attends to all earlier tokens.
+    """
+
+    def __init__(self, model: Any) -> None:
+        config: Any = model.config if isinstance(model, nn.Module) else model
+        self._config = config.get_text_config(decoder=True)
+        layers = [
+            Int8CacheLayer(self._config) if type(layer) is DynamicLayer else layer
+            for layer in DynamicCache(config=config).layers
+        ]
+        if not any(isinstance(layer, Int8CacheLayer) for layer in layers):
+            raise ValueError(
+                f"Int8Cache: no layer of {type(config).__name__} attends to all earlier tokens, so nothing would be "
+                "int8; use transformers' DynamicCache"
+            )
+        super().__init__(layers=layers)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the int8 layers, their scales and the room for tokens to come among them."""
+        return sum(layer.nbytes for layer in self.layers if isinstance(layer, Int8CacheLayer))
+
+
+class Int8CacheLayer(CacheLayerMixin):  # type: ignore[misc]
+    """Keys and values of one layer as int8, on the CPU.
+
+    Args:
+        config: of the decoder; its attention decides what `update` returns.
+    """
+
+    is_sliding = False
+    is_croppable = True
+
+    def __init__(self, config: Any) -> None:
+        self._config = config
+        self._length = 0
+        self._parts: tuple[Tensor, ...] = ()  # keys, their scale, values, their scale
+        self.dtype = torch.float32
+        self.is_initialized = False
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that are held."""
+        return sum(part.nbytes for part in self._parts)
+
+    @property
+    def keys(self) -> Tensor | None:
+        """The keys as reals, (batch, heads, tokens, width), computed at each read; None before the first token."""
+        return self._reals(0) if self.is_initialized else None
+
+    @property
+    def values(self) -> Tensor | None:
+        """The values, likewise."""
+        return self._reals(2) if self.is_initialized else None
+
+    def _reals(self, part: int) -> Tensor:
+        return read_byte_cache(self._parts[part], self._parts[part + 1], self._length).to(self.dtype)
+
+    def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
+        """Called by `update`."""
+        if not key_states.is_cpu:
+            raise ValueError(f"Int8Cache: keys are on {key_states.device}, expected the CPU; use DynamicCache there")
+        self.dtype, self.is_initialized = key_states.dtype, True
+        self._allocate(key_states, value_states, 0)
+
+    def _allocate(self, key_states: Tensor, value_states: Tensor, capacity: int) -> None:
+        batch, heads = key_states.shape[:2]
+        old = self._parts
+        self._parts = (
+            *empty_cache(batch, heads, capacity, key_states.shape[3], blocked=True),
+            *empty_cache(batch, heads, capacity, value_states.shape[3], blocked=False),
+        )
+        for mine, before in zip(self._parts, old, strict=False):
+            mine[:, :, : before.shape[2]] = before
+
+    def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
+        """Keep new tokens, (batch, heads, tokens, width).
+
+        Returns:
+            keys and values of all tokens: reals; or with the attention "octet" what it alone can read.
+        """
+        if not self.is_initialized:
+            self.lazy_initialization(key_states, value_states)
+        batch, heads, new = key_states.shape[:3]
+        if self._parts[0].shape[:2] != (batch, heads):
+            raise ValueError(
+                f"Int8Cache: keys have shape {tuple(key_states.shape)}, and the cache is of {self._parts[0].shape[0]} "
+                f"samples and {self._parts[0].shape[1]} heads; begin with a new cache, or reset() this one"
+            )
+        start, needed = self._length, self._length + new
+        if needed > self._parts[1].shape[2]:
+            roomy = needed + needed // 4 + 4 * BLOCK
+            self._allocate(key_states, value_states, roomy - roomy % BLOCK)
+        keys, key_scale, values, value_scale = self._parts
+        torch.ops.octet.write_byte_cache(key_states.detach().float(), start, keys, key_scale)
+        torch.ops.octet.write_byte_cache(value_states.detach().float(), start, values, value_scale)
+        self._length = needed
+        if start == 0:
+            return key_states, value_states
+        if self._config._attn_implementation == NAME and new <= MOST_QUERIES:
+            return _held(self, keys), _held(self, values)
+        return self._reals(0), self._reals(2)
+
+    def attend(self, q: Tensor, scale: float, mask: Tensor | None, *, causal: bool) -> Tensor:
+        """(batch, heads, queries, width) -> (batch, heads, queries, width of the values), over all that is kept."""
+        y: Tensor = torch.ops.octet.attend_byte_cache(
+            q.float(), *self._parts, self._length, scale, causal, _added(mask, self._length)
+        )
+        return y.to(q.dtype)
+
+    def get_seq_length(self) -> int:
+        """Tokens that are kept."""
+        return self._length
+
+    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
+        """Length and offset of the mask for so many new tokens."""
+        return self._length + query_length, 0
+
+    def get_max_length(self) -> int:
+        """-1: there is no most."""
+        return -1
+
+    get_max_cache_shape = get_max_length
+
+    def reset(self) -> None:
+        """Forget all tokens."""
+        self._length, self._parts, self.is_initialized = 0, (), False
+
+    def crop(self, tokens_to_remove: int) -> None:
+        """Forget the last tokens: so many where the number is negative, as transformers asks for it."""
+        if tokens_to_remove > 0:
+            raise ValueError(f"Int8Cache: crop({tokens_to_remove}) is positive, expected minus the tokens to forget")
+        self._length = max(0, self._length + tokens_to_remove)
+
+    def reorder_cache(self, beam_idx: Tensor) -> None:
+        """Take the samples of the beams that go on."""
+        self.batch_select_indices(beam_idx)
+
+    def batch_select_indices(self, indices: Tensor) -> None:
+        """Keep these samples, in this order."""
+        self._parts = tuple(part[indices] for part in self._parts)
+
+    def batch_repeat_interleave(self, repeats: int) -> None:
+        """Have each sample so many times."""
+        self._parts = tuple(part.repeat_interleave(repeats, 0) for part in self._parts)
+
+    def offload(self) -> None:
+        """Nothing: it is on the CPU."""
+
+    def prefetch(self) -> None:
+        """Nothing: it is on the CPU."""
+
+
+class Held(Tensor):
+    """Keys or values of a layer for the attention "octet": of their shape, and without numbers for anything else."""
+
+    layer: Int8CacheLayer
+
+    def __repr__(self) -> str:  # type: ignore[override]
+        return f"Held{tuple(self.shape)}"
+
+    @classmethod
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # type: ignore[override]
+        raise RuntimeError(
+            f"Int8Cache: {func} reads keys or values that are int8, and only the attention {NAME!r} can; this model "
+            "computes with them before: model.set_attn_implementation('sdpa') gives it reals"
+        )
+
+
+def _held(layer: Int8CacheLayer, part: Tensor) -> Held:
+    sizes = (*part.shape[:2], layer.get_seq_length(), part.shape[3])
+    held: Held = torch.Tensor._make_wrapper_subclass(Held, sizes, dtype=layer.dtype, device=torch.device("cpu"))
+    held.layer = layer
+    return held
+
+
+def octet_attention(
+    module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **kwargs: Any
+) -> tuple[Tensor, Tensor | None]:
+    """Attention over an `Int8Cache`; over anything else transformers' "sdpa", whose arguments and results it has."""
+    if not isinstance(key, Held):
+        return _over_reals(module, query, key, value, attention_mask, **kwargs)
+    layer = key.layer
+    if kwargs.get("dropout") or kwargs.get("position_bias") is not None or query.requires_grad:
+        return _over_reals(module, query, layer._reals(0), layer._reals(2), attention_mask, **kwargs)
+    scaling, causal = kwargs.get("scaling"), kwargs.get("is_causal")
+    if causal is None:
+        causal = getattr(module, "is_causal", True)
+    y = layer.attend(
+        query,
+        query.shape[-1] ** -0.5 if scaling is None else float(scaling),
+        attention_mask,
+        causal=bool(causal) and attention_mask is None and query.shape[2] > 1,
+    )
+    return y.transpose(1, 2).contiguous(), None
+
+
+def _over_reals(*arguments: Any, **kwargs: Any) -> tuple[Tensor, Tensor | None]:
+    outcome: tuple[Tensor, Tensor | None] = sdpa_attention_forward(*arguments, **kwargs)
+    return outcome
+
+
+def _added(mask: Tensor | None, length: int) -> Tensor | None:
+    """A mask as what is added to scores."""
+    if mask is None:
+        return None
+    mask = mask[..., :length]
+    return torch.where(mask, 0.0, -torch.inf) if mask.dtype == torch.bool else mask.float()
+
+
+AttentionInterface.register(NAME, octet_attention)
+AttentionMaskInterface.register(NAME, sdpa_mask)
