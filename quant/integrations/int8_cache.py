@@ -26,6 +26,8 @@ from quant.kernels.reference_cache import BLOCK, empty_cache, read_byte_cache
 NAME = "octet"
 """Of the attention, in `set_attn_implementation`."""
 
+ATTENTIONS = AttentionInterface()
+
 MOST_QUERIES = 16
 """Up to so many new tokens attention reads the integers; a product of more is faster over reals."""
 
@@ -139,7 +141,8 @@ class Int8CacheLayer(CacheLayerMixin):  # type: ignore[misc]
         self._length = needed
         if start == 0:
             return key_states, value_states
-        if self._config._attn_implementation == NAME and new <= MOST_QUERIES:
+        reads_integers = ATTENTIONS.get(self._config._attn_implementation) is octet_attention
+        if reads_integers and new <= MOST_QUERIES:
             return _held(self, keys), _held(self, values)
         return self._reals(0), self._reals(2)
 
