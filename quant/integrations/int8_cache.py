@@ -32,6 +32,10 @@ MOST_QUERIES = 16
 """Up to so many new tokens attention reads the integers; a product of more is faster over reals."""
 
 
+FURTHER = ("softcap", "s_aux")
+"""What some models do to their scores beside scaling and masking them, by the names of the arguments."""
+
+
 class Int8Cache(Cache):  # type: ignore[misc]
     """A cache of keys and values as int8, for a decoder's call or `generate`.
 
@@ -223,6 +227,12 @@ def octet_attention(
     module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **kwargs: Any
 ) -> tuple[Tensor, Tensor | None]:
     """Attention over an `Int8Cache`; over anything else transformers' "sdpa", whose arguments and results it has."""
+    for name in FURTHER:
+        if kwargs.get(name) is not None:
+            raise ValueError(
+                f"the attention {NAME!r} has no {name!r}, which {type(module).__name__} asks for; "
+                "model.set_attn_implementation('eager') computes it, over an Int8Cache too"
+            )
     if not isinstance(key, Held):
         return _over_reals(module, query, key, value, attention_mask, **kwargs)
     layer = key.layer

@@ -16,6 +16,8 @@ pytest.importorskip("transformers", reason="transformers is not installed")
 
 from transformers import (
     DynamicCache,
+    Gemma2Config,
+    Gemma2ForCausalLM,
     Gemma3ForCausalLM,
     Gemma3TextConfig,
     GPT2Config,
@@ -200,6 +202,20 @@ def test_what_computes_with_the_integers_is_an_error() -> None:
     assert held.shape == (1, 2, 4, 16)
     with pytest.raises(RuntimeError, match=r"set_attn_implementation\('sdpa'\) gives it reals"):
         held * 2
+
+
+def test_scores_that_are_bent_want_another_attention() -> None:
+    torch.manual_seed(0)
+    heads: dict[str, Any] = {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16}
+    config = Gemma2Config(**SMALL, **heads, layer_types=["full_attention"] * 2)
+    model: Any = Gemma2ForCausalLM(config).eval()
+    model.set_attn_implementation("octet")
+    tokens = torch.randint(97, (2, 12))
+    with pytest.raises(ValueError, match="the attention 'octet' has no 'softcap', which Gemma2Attention asks for"):
+        steps(model, Int8Cache(model), tokens, (12,))
+    model.set_attn_implementation("eager")
+    expected = steps(model, DynamicCache(), tokens, (8, *(1,) * 4))
+    assert db(steps(model, Int8Cache(model), tokens, (8, *(1,) * 4)), expected) > 38
 
 
 def test_another_batch_is_an_error() -> None:
