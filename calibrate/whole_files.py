@@ -63,6 +63,8 @@ def replace_file(path: str | os.PathLike[str], content: bytes | str, who: str) -
 def replacing(path: Path, who: str) -> Iterator[Path]:
     """A place to write a file at, which takes the place of `path` when the block ends without an error.
 
+    A symbolic link stays one: the file that it names is written.
+
     Args:
         who: whose error it is.
 
@@ -71,17 +73,18 @@ def replacing(path: Path, who: str) -> Iterator[Path]:
     """
     if path.is_dir():
         raise IsADirectoryError(errno.EISDIR, f"{who}: expected the name of a file, this is a folder", str(path))
-    check_folder(path, who)
+    place = Path(os.path.realpath(path)) if path.is_symlink() else path
+    check_folder(place, who)
     try:
-        _remove_left(path)
-        with _folder_beside(path) as folder:
-            partial = folder / path.name
+        _remove_left(place)
+        with _folder_beside(place) as folder:
+            partial = folder / place.name
             yield partial
             _flush(partial, os.O_RDONLY)
-            os.replace(partial, path)
+            os.replace(partial, place)
             if hasattr(os, "O_DIRECTORY"):  # the rename is on the disk only with the folder; not of Windows
                 with contextlib.suppress(OSError):  # of file systems that have no such call; the file is whole
-                    _flush(path.parent, os.O_RDONLY | os.O_DIRECTORY)
+                    _flush(place.parent, os.O_RDONLY | os.O_DIRECTORY)
     except OSError as error:
         what, way = error.strerror or str(error), REMEDIES.get(error.errno or 0, REMEDY)
         text = f"{who}: {what}; {way}; nothing that was there is changed"

@@ -50,6 +50,24 @@ def test_what_killed_writers_left_is_removed_by_the_next(file: Path) -> None:
     assert names(file) == [file.name]
 
 
+@pytest.mark.skipif(not hasattr(os, "symlink"), reason="os.symlink is missing")
+def test_a_link_stays_and_the_file_that_it_names_is_written(file: Path) -> None:
+    folder = file.parent / "elsewhere"
+    folder.mkdir()
+    link, dangling = folder / "latest.q8", folder / "next.q8"
+    link.symlink_to("../model[1].q8")
+    dangling.symlink_to("../made.q8")
+    for place in (link, dangling):
+        replace_file(place, "new", "a test")
+        assert place.is_symlink()
+    assert file.read_text(encoding="utf-8") == (file.parent / "made.q8").read_text(encoding="utf-8") == "new"
+    assert names(link) == ["latest.q8", "next.q8"]
+    dangling.unlink()
+    dangling.symlink_to("nowhere/made.q8")
+    with pytest.raises(FileNotFoundError, match="there is no folder .*nowhere' to write 'made.q8' in"):
+        replace_file(dangling, "new", "a test")
+
+
 @locks
 def test_who_is_still_writing_is_let_be(file: Path) -> None:
     with replacing(file, "the first") as partial:
