@@ -23,6 +23,7 @@ import torch
 from quant.calibrate import whole_files
 from quant.calibrate.batches import sample_bytes
 from quant.calibrate.errors import CheckpointError
+from quant.calibrate.json_forms import is_count, is_list, is_text
 from quant.observers import Observer
 from torch import Tensor, nn
 
@@ -183,21 +184,13 @@ def _read(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
     return manifest, state
 
 
-def _is_count(value: Any) -> bool:
-    return type(value) is int and 0 <= value < 1 << 63
-
-
-def _are_texts(value: Any) -> bool:
-    return isinstance(value, list) and all(isinstance(one, str) for one in value)
-
-
 _FORM: Mapping[str, Callable[[Any], bool]] = {
-    "batches": _is_count,
-    "samples": _is_count,
+    "batches": is_count,
+    "samples": is_count,
     "data": lambda value: isinstance(value, str),
     "weights": lambda value: isinstance(value, str),
-    "warnings": _are_texts,
-    "observers": lambda value: isinstance(value, list) and all(_are_texts(one) and len(one) == 3 for one in value),
+    "warnings": lambda value: is_list(value, is_text),
+    "observers": lambda value: is_list(value, lambda one: is_list(one, is_text) and len(one) == 3),
 }
 """What a manifest holds."""
 

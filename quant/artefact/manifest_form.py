@@ -10,6 +10,7 @@ import dataclasses
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from quant.calibrate.json_forms import is_count, is_list, is_table, is_text
 from quant.report import ReportEntry
 
 SETTINGS: dict[str, Callable[[Any], bool]] = {
@@ -32,17 +33,17 @@ def check(manifest: Any) -> None:
     """
     _expect(isinstance(manifest, dict), "the manifest", "a table")
     for name in ("checksums", "forms", "same"):
-        _expect(_is_table(manifest.get(name, {}), _is_text), repr(name), "a table of texts")
+        _expect(is_table(manifest.get(name, {}), is_text), repr(name), "a table of texts")
     for name in ("static", "programs", "modules", "versions"):
         _expect(isinstance(manifest.get(name, {}), dict), repr(name), "a table")
     for name in ("static", "programs"):
-        _expect(_is_table(manifest.get(name, {}), lambda one: isinstance(one, dict)), repr(name), "a table of tables")
+        _expect(is_table(manifest.get(name, {}), lambda one: isinstance(one, dict)), repr(name), "a table of tables")
     for name, entry in manifest.get("modules", {}).items():
         _expect(_is_layer(entry), f"layer {name!r} of 'modules'", "its class and its settings")
     entries = manifest.get("report", [])
-    _expect(isinstance(entries, list) and all(map(_is_entry, entries)), "'report'", "a list of entries")
+    _expect(is_list(entries, _is_entry), "'report'", "a list of entries")
     size = manifest.get("float_bytes")
-    _expect(size is None or _is_size(size), "'float_bytes'", "a number of bytes")
+    _expect(size is None or is_count(size), "'float_bytes'", "a number of bytes")
 
 
 def check_setting(name: str, value: Any, others: tuple[str, ...]) -> None:
@@ -62,24 +63,12 @@ def _expect(holds: bool, what: str, expected: str) -> None:
         raise ValueError(f"{what} is not {expected}")
 
 
-def _is_text(value: Any) -> bool:
-    return isinstance(value, str)
-
-
 def _is_plain(value: Any) -> bool:
     return isinstance(value, (bool, int, float, str))
 
 
-def _is_size(value: Any) -> bool:
-    return type(value) is int and 0 <= value < 1 << 63
-
-
-def _is_table(value: Any, holds: Callable[[Any], bool]) -> bool:
-    return isinstance(value, dict) and all(map(holds, value.values()))
-
-
 def _is_layer(entry: Any) -> bool:
-    if not isinstance(entry, Mapping) or not _is_text(entry.get("class")):
+    if not isinstance(entry, Mapping) or not is_text(entry.get("class")):
         return False
     inner = entry.get("inner")
     return isinstance(inner, dict) and "" in inner and all(isinstance(one, dict) for one in inner.values())
@@ -89,4 +78,4 @@ def _is_entry(entry: Any) -> bool:
     if not isinstance(entry, dict) or entry.keys() != {one.name for one in dataclasses.fields(ReportEntry)}:
         return False
     sizes = ("bytes_before", "bytes_after")
-    return all(_is_size(value) if name in sizes else _is_text(value) for name, value in entry.items())
+    return all(is_count(value) if name in sizes else is_text(value) for name, value in entry.items())

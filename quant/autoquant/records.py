@@ -21,6 +21,7 @@ from quant.autoquant.candidates import CANDIDATES, Plan
 from quant.autoquant.costs import Cost
 from quant.calibrate import CheckpointError
 from quant.calibrate.batches import fingerprint, sample_bytes
+from quant.calibrate.json_forms import is_list, is_table, is_text
 from quant.calibrate.whole_files import replace_file
 from quant.recipe import Recipe
 
@@ -152,22 +153,14 @@ def _is_cost(value: Any) -> bool:
     )
 
 
-def _is_table(value: Any, holds: Callable[[Any], bool]) -> bool:
-    return isinstance(value, dict) and all(map(holds, value.values()))
-
-
-def _is_text(value: Any) -> bool:
-    return isinstance(value, str)
-
-
 _KINDS: Mapping[str, Callable[[Any], bool]] = {
     "scores": _is_score,
     "costs": _is_cost,
     "metric": _is_number,
-    "layers": lambda value: _is_table(value, _is_number),
+    "layers": lambda value: is_table(value, _is_number),
     "forms": lambda value: isinstance(value, bool),
-    "advice": lambda value: isinstance(value, list) and all(map(_is_text, value)),
-    "backends": lambda value: _is_table(value, _is_text),
+    "advice": lambda value: is_list(value, is_text),
+    "backends": lambda value: is_table(value, is_text),
     "tuned": _is_number,
 }
 """Kind of a measurement -> whether a value is one."""
