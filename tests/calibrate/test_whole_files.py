@@ -64,7 +64,7 @@ def test_a_link_stays_and_the_file_that_it_names_is_written(file: Path) -> None:
     assert names(link) == ["latest.q8", "next.q8"]
     dangling.unlink()
     dangling.symlink_to("nowhere/made.q8")
-    with pytest.raises(FileNotFoundError, match="there is no folder .*nowhere' to write 'made.q8' in"):
+    with pytest.raises(FileNotFoundError, match=r"there is no folder .*nowhere' to write 'made.q8' in"):
         replace_file(dangling, "new", "a test")
 
 
