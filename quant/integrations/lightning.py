@@ -8,6 +8,7 @@ from typing import Any
 from lightning.pytorch import Callback, LightningModule, Trainer
 
 from quant.qat import QATSchedule, check_optimizer
+from quant.qat.checks import check_gradients
 
 
 class QATCallback(Callback):  # type: ignore[misc]
@@ -27,7 +28,8 @@ class QATCallback(Callback):  # type: ignore[misc]
         options: keywords of QATSchedule; the number of steps is Lightning's own.
 
     Raises:
-        ValueError: at the start of `fit`, where the number of steps is not finite or no module is from prepare_qat.
+        ValueError: at the start of `fit`, where the number of steps is not finite or no module is from prepare_qat; or
+            the strategy's DDP expects gradients that learned ranges will not have.
     """
 
     def __init__(self, **options: Any) -> None:
@@ -53,6 +55,7 @@ class QATCallback(Callback):  # type: ignore[misc]
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._seen = trainer.global_step
+        check_gradients(trainer.model)  # the schedule was made before the strategy wrapped the module
         if len(trainer.optimizers) == 1:
             check_optimizer(pl_module, trainer.optimizers[0])
 

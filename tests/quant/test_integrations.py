@@ -75,6 +75,35 @@ def test_lightning(tmp_path: Path) -> None:
         assert torch.equal(resumed.net.state_dict()[key], value), key
 
 
+@pytest.mark.skipif(
+    not (torch.distributed.is_available() and torch.distributed.is_gloo_available()),
+    reason="torch was built without gloo",
+)
+def test_lightning_on_two_ranks(tmp_path: Path) -> None:
+    """They train as one process does with the joint batch, go on from a file, and hear of DDP's settings early."""
+    pytest.importorskip("lightning.pytorch", reason="lightning is not installed")
+    from . import lightning_ranks
+
+    done = subprocess.run(
+        [sys.executable, lightning_ranks.__file__, str(tmp_path)], cwd=tmp_path, capture_output=True, timeout=500
+    )
+    assert done.returncode == 0, done.stderr.decode()[-3000:]
+    mine, theirs = (torch.load(tmp_path / f"{rank}.pt") for rank in range(2))
+    recipes = {"plain": None, "learned": lightning_ranks.LEARNED}
+    for kind, recipe in recipes.items():
+        one = lightning_ranks.fit(strategy="auto", devices=1, recipe=recipe)
+        assert mine[kind]["schedule"] == theirs[kind]["schedule"] == one["schedule"]
+        for key, value in one["model"].items():
+            assert torch.equal(mine[kind]["model"][key], theirs[kind]["model"][key]), key
+            torch.testing.assert_close(mine[kind]["model"][key], value, rtol=1e-4, atol=1e-5, msg=key)
+        assert torch.equal(mine[kind]["y"], theirs[kind]["y"])
+    assert mine["resumed"]["schedule"] == mine["plain"]["schedule"]
+    for key, value in mine["plain"]["model"].items():
+        assert torch.equal(mine["resumed"]["model"][key], value), key
+    for rank in (mine, theirs):
+        assert "ddp_find_unused_parameters_true" in rank["refused"]["refused"]
+
+
 @pytest.mark.usefixtures("torchvision_loads")
 def test_transformers(tmp_path: Path) -> None:
     transformers = pytest.importorskip("transformers", reason="transformers is not installed")
