@@ -20,6 +20,10 @@ class NoDataSeen(ValueError):
     """A range was asked of an observer (or of one of its channels) that saw no finite value."""
 
 
+class EmptyAverage(NoDataSeen):
+    """A range is the average of an empty one and others, as an average of models has it that began before the data."""
+
+
 class FiniteRange(NamedTuple):
     """Extremes of the finite values of each row, and what was not finite.
 

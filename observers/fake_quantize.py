@@ -19,7 +19,7 @@ from quant.observers._rounding import NO_CLAMP as NO_CLAMP  # exported: callers 
 from quant.observers._rounding import as_dtype, gradient_inside, round_trip, scale_and_zero_point
 from quant.observers._rounding import compiled as compiled
 from quant.observers._state import Stateful, fresh
-from quant.observers.base import NoDataSeen, Observer, RangeObserver
+from quant.observers.base import EmptyAverage, NoDataSeen, Observer, RangeObserver
 from quant.observers.moving_average import MovingAverageObserver
 from torch import Tensor
 from torch.autograd.function import once_differentiable
@@ -206,6 +206,7 @@ class FakeQuantize(FakeQuantizeBase):
         if not quantizing or x.numel() == 0:
             return x if clamp == NO_CLAMP else x.clamp(*clamp)
         if not torch.compiler.is_compiling() and not self._has_range():
+            self._check_average()
             raise NoDataSeen(
                 f"{self._where()}: has to quantise but has seen no finite value; run training batches through the "
                 "model with observing on, or load a checkpoint that has ranges"
@@ -239,6 +240,7 @@ class FakeQuantize(FakeQuantizeBase):
         if self._is_on("observing"):
             self._refresh()
         if not self._has_range():
+            self._check_average()
             self.observer.name = self.observer.name or self.name
             self.observer.range()  # raises with what is known: channels, NaN counts
             raise NoDataSeen(f"{self._where()}: ranges were frozen before any data was seen")
@@ -312,6 +314,18 @@ class FakeQuantize(FakeQuantizeBase):
             self.zero_point = fresh(self.zero_point, shape, 0, scale.device)
         self.scale.copy_(scale.view(shape))
         self.zero_point.copy_(zero_point.view(shape))
+
+    def _check_average(self) -> None:
+        """Say of a range that is an average with an empty one, inf and -inf, why batches do not help."""
+        if not isinstance(self.observer, RangeObserver):
+            return
+        ends = torch.cat((self.observer.low, self.observer.high))
+        counted = int(getattr(self.observer, "batches", 0)) > 0
+        if bool(torch.isnan(ends).any()) or (counted and bool(torch.isinf(ends).any())):
+            raise EmptyAverage(
+                f"{self._where()}: its range is an average that began before the first batch, and stays empty; begin "
+                "the average of models when the ranges are known, or copy the model into it then (timm: ema.set(model))"
+            )
 
     def _has_range(self) -> bool:
         scale = self.scale

@@ -21,6 +21,7 @@ from quant.graph import Kind
 from quant.half_precision import note_half, sizes_before
 from quant.kernels import QParams
 from quant.observers import NoDataSeen, Observer
+from quant.observers.base import EmptyAverage
 from quant.pretrained import refuse_to_save
 from quant.qat.checks import check_trained
 from quant.recipe import QConfig
@@ -83,6 +84,7 @@ def convert(prepared: nn.Module, backend: str | None = None) -> nn.Module:
     Raises:
         ValueError: `prepared` does not come from `prepare`, or only a part of it does.
         NotCalibrated: some observers saw no data; all are listed.
+        NoDataSeen: a range is an average that began before the first batch, as of timm's ModelEmaV3.
 
     Warns:
         CalibrationWarning: a layer stays float because 8 bits cannot hold the range that calibration saw.
@@ -257,6 +259,8 @@ def _calibrated(prepared: nn.Module) -> dict[ProgramKey, dict[str, QParams]]:
             for name in runner.fused.slots:
                 try:
                     ranges[key][name] = runner.qparams(name)
+                except EmptyAverage:
+                    raise  # says more than that there was no data
                 except NoDataSeen:
                     missing.append(full_name(str(key), name))
     if missing:

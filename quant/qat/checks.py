@@ -1,4 +1,4 @@
-"""Warnings of mistakes that training would hide: parameters nobody trains, empty ranges, unsettled statistics."""
+"""Mistakes that training would hide or meet late: parameters nobody trains, empty ranges, unsettled statistics."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from torch import nn
 
 from quant.observers import NoDataSeen
 from quant.qat.runner import TrainingRunner
+from quant.qat.switches import fake_quantizers
 from quant.runtime.names import full_name
 from quant.static.runner import runners
 
@@ -32,6 +33,26 @@ def check_optimizer(prepared: nn.Module, optimizer: torch.optim.Optimizer) -> li
             stacklevel=2,
         )
     return lost
+
+
+def check_gradients(wrapped: nn.Module) -> None:
+    """Refuse a DistributedDataParallel that expects a gradient of every parameter where learned ranges have none.
+
+    They have none before rounding and once they are frozen: DDP would stop in the step after, with most of the training
+    done.
+
+    Raises:
+        ValueError: there are learned ranges, and DDP was not asked to look for parameters without a gradient.
+    """
+    if not isinstance(wrapped, nn.parallel.DistributedDataParallel) or wrapped.find_unused_parameters:
+        return
+    learned = [name for one in fake_quantizers(wrapped) for name, _ in one.named_parameters(prefix=one.name)]
+    if learned:
+        raise ValueError(
+            f"{len(learned)} learned ranges, '{learned[0]}' among them, get no gradient before rounding and once they "
+            "are frozen; pass find_unused_parameters=True to DistributedDataParallel (to Lightning's Trainer "
+            "strategy='ddp_find_unused_parameters_true')"
+        )
 
 
 def check_trained(prepared: nn.Module) -> None:

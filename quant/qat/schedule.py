@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from quant.observers import NoDataSeen
-from quant.qat.checks import check_optimizer
+from quant.qat.checks import check_gradients, check_optimizer
 from quant.qat.ranks import several
 from quant.qat.switches import (
     fake_quantizers,
@@ -96,7 +96,7 @@ class QATSchedule:
             )
         if optimizer is not None:
             check_optimizer(prepared, optimizer)
-        _check_ddp(prepared)
+        check_gradients(prepared)
         if sync is not None or several():
             sync_ranges(prepared, sync is not False)
         self._apply()
@@ -142,18 +142,6 @@ class QATSchedule:
         freeze_norms(self.prepared, "freeze_norms" in phases)
         if "freeze_ranges" in phases:
             freeze_ranges(self.prepared)
-
-
-def _check_ddp(prepared: nn.Module) -> None:
-    """Learned ranges get no gradient before rounding and once they are frozen; DDP would stop in the next step."""
-    if not isinstance(prepared, nn.parallel.DistributedDataParallel) or prepared.find_unused_parameters:
-        return
-    learned = [name for one in fake_quantizers(prepared) for name, _ in one.named_parameters(prefix=one.name)]
-    if learned:
-        raise ValueError(
-            f"QATSchedule: {len(learned)} learned ranges, '{learned[0]}' among them, get no gradient before rounding "
-            "and once they are frozen; pass find_unused_parameters=True to DistributedDataParallel"
-        )
 
 
 def _has_ranges(prepared: nn.Module) -> bool:

@@ -75,6 +75,82 @@ def test_lightning(tmp_path: Path) -> None:
         assert torch.equal(resumed.net.state_dict()[key], value), key
 
 
+@pytest.mark.parametrize("first", [True, False], ids=["average first", "schedule first"])
+def test_lightning_validates_the_average_that_it_leaves(first: bool) -> None:
+    """From the sanity check on, which comes before the average has seen a range."""
+    lightning = pytest.importorskip("lightning.pytorch", reason="lightning is not installed")
+    callbacks = pytest.importorskip("lightning.pytorch.callbacks")
+    if not hasattr(callbacks, "EMAWeightAveraging"):
+        pytest.skip("this lightning has no EMAWeightAveraging")
+    from quant.integrations.lightning import QATCallback
+
+    class Module(lightning.LightningModule):  # type: ignore[misc, name-defined]
+        def __init__(self) -> None:
+            super().__init__()
+            torch.manual_seed(0)
+            # Ranges that are not symmetric, so that zero points move.
+            self.x, self.labels = torch.randn(96, 6) + 1.0, torch.arange(96) % 4
+            self.net = quant.prepare_qat(nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 4)), self.x)
+            self.seen: list[Tensor] = []
+
+        def training_step(self, batch: list[Tensor], _: int) -> Tensor:
+            return F.cross_entropy(self.net(batch[0]), batch[1])
+
+        def validation_step(self, batch: list[Tensor], _: int) -> None:
+            self.seen.append(self.net(batch[0]))
+
+        def configure_optimizers(self) -> torch.optim.Optimizer:
+            return torch.optim.SGD(self.net.parameters(), lr=0.1, momentum=0.9)
+
+        def train_dataloader(self) -> Any:
+            data = torch.utils.data.TensorDataset(self.x, self.labels)
+            return torch.utils.data.DataLoader(data, batch_size=8)
+
+        def val_dataloader(self) -> Any:
+            return torch.utils.data.DataLoader(torch.utils.data.TensorDataset(self.x, self.labels), batch_size=96)
+
+    module, average = Module(), callbacks.EMAWeightAveraging(decay=0.9)
+    both = [average, QATCallback(observe=1)]
+    lightning.Trainer(
+        max_epochs=4, callbacks=both if first else both[::-1], logger=False, accelerator="cpu",
+        enable_checkpointing=False, enable_progress_bar=False, enable_model_summary=False, num_sanity_val_steps=1,
+    ).fit(module)  # fmt: skip
+    module.net.eval()
+    with torch.inference_mode():
+        y = module.net(module.x)
+        assert torch.equal(module.seen[-1], y)
+        torch.testing.assert_close(quant.convert(module.net)(module.x), y)
+
+
+@pytest.mark.skipif(
+    not (torch.distributed.is_available() and torch.distributed.is_gloo_available()),
+    reason="torch was built without gloo",
+)
+def test_lightning_on_two_ranks(tmp_path: Path) -> None:
+    """They train as one process does with the joint batch, go on from a file, and hear of DDP's settings early."""
+    pytest.importorskip("lightning.pytorch", reason="lightning is not installed")
+    from . import lightning_ranks
+
+    done = subprocess.run(
+        [sys.executable, lightning_ranks.__file__, str(tmp_path)], cwd=tmp_path, capture_output=True, timeout=500
+    )
+    assert done.returncode == 0, done.stderr.decode()[-3000:]
+    mine, theirs = (torch.load(tmp_path / f"{rank}.pt") for rank in range(2))
+    recipes = {"plain": None, "learned": lightning_ranks.LEARNED}
+    for kind, recipe in recipes.items():
+        one = lightning_ranks.fit(strategy="auto", devices=1, recipe=recipe)
+        assert mine[kind]["schedule"] == theirs[kind]["schedule"] == one["schedule"]
+        for key, value in one["model"].items():
+            assert torch.equal(mine[kind]["model"][key], theirs[kind]["model"][key]), key
+            torch.testing.assert_close(mine[kind]["model"][key], value, rtol=1e-4, atol=1e-5, msg=key)
+        assert torch.equal(mine[kind]["y"], theirs[kind]["y"])
+    assert mine["resumed"]["schedule"] == mine["plain"]["schedule"]
+    for key, value in mine["plain"]["model"].items():
+        assert torch.equal(mine["resumed"]["model"][key], value), key
+    for rank in (mine, theirs):
+        assert "ddp_find_unused_parameters_true" in rank["refused"]["refused"]
+
+
 @pytest.mark.usefixtures("torchvision_loads")
 def test_transformers(tmp_path: Path) -> None:
     transformers = pytest.importorskip("transformers", reason="transformers is not installed")

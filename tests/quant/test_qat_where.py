@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from quant.observers import FakeQuantize
+from quant.observers import FakeQuantize, NoDataSeen
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
@@ -213,6 +213,35 @@ def test_an_average_of_the_weights_deploys() -> None:
         assert torch.equal(quant.convert(deployed)(x), whole(x))
     agreement = parity(deployed, quant.convert(deployed), [x])
     assert agreement.holds, agreement
+
+
+@pytest.mark.parametrize("formula", ["lerp", "sum"])
+def test_an_average_that_began_without_ranges_is_named(formula: str) -> None:
+    """As timm's ModelEmaV3 and ModelEmaV2 begin, before the first batch: inf and -inf stay in every average."""
+    prepared, x, _ = made()
+    average = copy.deepcopy(prepared).eval()
+
+    def update() -> None:
+        for mine, theirs in zip(average.state_dict().values(), prepared.state_dict().values(), strict=True):
+            if not mine.is_floating_point():
+                mine.copy_(theirs)
+            elif formula == "lerp":
+                mine.lerp_(theirs, 0.1)
+            else:
+                mine.copy_(0.9 * mine + 0.1 * theirs)
+
+    for _ in range(25):  # batch norms are settled
+        prepared(x)
+        update()
+    average.eval()
+    for call in (lambda: average(x), lambda: quant.convert(average)):
+        with pytest.raises(NoDataSeen, match="an average that began before the first batch"):
+            call()
+    average.load_state_dict(prepared.state_dict())  # as its set() does
+    prepared(x)
+    update()
+    average.eval()
+    assert parity(average, quant.convert(average), [x]).holds
 
 
 def test_the_smallest_input_scale_gives_room_for_the_bias() -> None:
