@@ -257,6 +257,9 @@ fuzz-kernels: build ## Every operator, backend and instruction set of this machi
 fuzz-plans: build ## Random programs of every operation by the kernels and by the interpreter (OCTET_FUZZ_SECONDS)
 	@$(in_venv) python tests/kernels/fuzz_plans.py $(ARGS)
 
+sanitize: build ## The compiled kernels in torch under AddressSanitizer and UBSan: tests, fuzzers (compiles for minutes; OCTET_FUZZ_SECONDS)
+	@$(in_venv) PYTHONSAFEPATH=1 python tests/kernels/sanitize.py $(ARGS)
+
 fuzz-networks: build ## Modules with random forwards, static and in training, held to float: ARGS='--seconds 600 --seed 1000'
 	@$(in_venv) python tests/quant/fuzz_networks.py $(ARGS)
 

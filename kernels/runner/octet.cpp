@@ -7,6 +7,7 @@
 
 #include "core/cpu/isa.h"
 #include "core/cpu/memory.h"
+#include "core/cpu/of_thread.h"
 #include "file_bytes.h"
 #include "model.h"
 #include "thread_limit.h"
@@ -21,16 +22,16 @@ namespace {
 using namespace octet;
 
 // What the last call of this thread that failed said.
-std::string& problem() {
-  thread_local std::string said;
-  return said;
-}
+thread_local const char* said = "";
 
 octet_status failed(octet_status status, const char* why) {
   try {
-    problem() = why;
+    thread_local std::string* own = nullptr;
+    std::string& words = of_thread(own);
+    words = why;
+    said = words.c_str();
   } catch (const std::bad_alloc&) {
-    problem().clear();
+    said = "out of memory";
   }
   return status;
 }
@@ -165,7 +166,7 @@ octet_status octet_run(octet_model* model, const octet_tensor* inputs, octet_ten
   });
 }
 
-const char* octet_error(void) { return problem().c_str(); }
+const char* octet_error(void) { return said; }
 
 const char* octet_instruction_set(void) { return isa_name(isa()); }
 

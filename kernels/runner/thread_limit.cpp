@@ -12,15 +12,16 @@
 #include <pthread.h>
 #endif
 
-#if defined(OCTET_POOL) || defined(_OPENMP)
+#if defined(OCTET_POOL)
 #include <condition_variable>
 #include <new>
 #include <system_error>
 #include <thread>
 #include <vector>
-#endif
-#if defined(_OPENMP)
-#include <atomic>
+#elif defined(_OPENMP)
+#include <memory>
+#include <new>
+
 #include <omp.h>
 #endif
 
@@ -139,6 +140,8 @@ void run_shares(int64_t threads, const FunctionRef<void(int64_t)>& fn) {
 // Of the calling thread: whether OpenMP has made threads for it, and whether a fork has left them behind, for which it would wait
 // for ever.
 thread_local bool has_others = false, has_lost_them = false;
+// The threads of its last region, itself among them, which OpenMP keeps; and how many it could not start in this call, or 0.
+thread_local int64_t team = 1, refused = 0;
 
 void note_others() {
   has_others = true;
@@ -150,43 +153,55 @@ void note_others() {
 int64_t hardware_threads() { return omp_get_max_threads(); }
 bool in_parallel() { return has_lost_them || omp_in_parallel(); }
 
-// How many of `wanted` threads, the caller's among them, can be started. OpenMP ends the process where it cannot start one, so that
-// is tried before, until it has gone well once: 20 microseconds a thread. With one to spare, whose memory is left for OpenMP's own.
+// How many of `wanted` threads can be started now, beside memory for what OpenMP notes of them. OpenMP ends the process where it
+// cannot start one, so that is tried before: 20 microseconds a thread.
 int64_t startable(int64_t wanted) {
-  static std::atomic<int64_t> known{1};
-  if (wanted <= known.load(std::memory_order_relaxed)) return wanted;
-  std::mutex mutex;
-  std::condition_variable all_there;
-  bool done = false;
-  std::vector<std::thread> threads;
-  const auto end = [&] {
-    {
-      const std::lock_guard lock(mutex);
-      done = true;
-    }
-    all_there.notify_all();
-    for (std::thread& one : threads) one.join();
+#if defined(OCTET_FORKS)
+  constexpr size_t kOwn = 256 << 10, kOfThread = 4 << 10;
+  const std::unique_ptr<char[]> noted(new (std::nothrow) char[kOwn + wanted * kOfThread]);
+  const std::unique_ptr<pthread_t[]> threads(new (std::nothrow) pthread_t[wanted]);
+  if (!noted || !threads) return 0;
+  std::mutex gate;
+  // Not std::thread: what it frees at its end gives each thread a heap of its own, which takes the room of OpenMP's.
+  const auto work = [](void* gate) -> void* {
+    const std::lock_guard wait(*static_cast<std::mutex*>(gate));
+    return nullptr;
   };
-  try {
-    threads.reserve(wanted);
-    while (static_cast<int64_t>(threads.size()) < wanted)
-      threads.emplace_back([&] {
-        std::unique_lock lock(mutex);
-        all_there.wait(lock, [&] { return done; });
-      });
-  } catch (const std::system_error&) {
-  } catch (const std::bad_alloc&) {
+  int64_t started = 0;
+  {
+    const std::lock_guard lock(gate);
+    while (started < wanted && pthread_create(&threads[started], nullptr, work, &gate) == 0) ++started;
   }
-  end();
-  const int64_t started = std::max<int64_t>(1, static_cast<int64_t>(threads.size()));
-  if (started == wanted) known = wanted;
+  for (int64_t i = 0; i < started; ++i) pthread_join(threads[i], nullptr);
   return started;
+#else
+  return wanted;
+#endif
+}
+
+// The threads of a region with work for so many. Never fewer than the last region had, within the limit: OpenMP ends those that one
+// region leaves out, and starts them anew for the next, when there may be no memory for them.
+int64_t team_for(int64_t threads) {
+  if (in_parallel()) return 1;
+  const int64_t most = limit ? limit : hardware_threads(), wanted = std::min(threads, most);
+  team = std::min(team, most);
+  if (wanted > team && (!refused || wanted < refused)) {
+    const int64_t there = team + startable(wanted - team);
+    if (there < wanted) refused = wanted;
+    team = there;
+  }
+  return team;
 }
 
 void run_shares(int64_t threads, const FunctionRef<void(int64_t)>& fn) {
+  const int64_t members = team_for(threads);
+  const auto share = [&](int64_t first, int64_t step) {
+    for (int64_t thread = first; thread < threads; thread += step) fn(thread);
+  };
+  if (members == 1) return share(0, 1);
   note_others();
-#pragma omp parallel for num_threads(static_cast<int>(threads)) schedule(static, 1)
-  for (int64_t thread = 0; thread < threads; ++thread) fn(thread);
+#pragma omp parallel num_threads(static_cast<int>(members))
+  share(omp_get_thread_num(), omp_get_num_threads());
 }
 #else
 int64_t hardware_threads() { return 1; }
@@ -199,14 +214,15 @@ void run_shares(int64_t threads, const FunctionRef<void(int64_t)>& fn) {
 
 }  // namespace
 
-ThreadLimit::ThreadLimit(int64_t most) : before_(limit) { limit = most; }
+ThreadLimit::ThreadLimit(int64_t most) : before_(limit) {
+  limit = most;
+#if !defined(OCTET_POOL) && defined(_OPENMP)
+  refused = 0;
+#endif
+}
 ThreadLimit::~ThreadLimit() { limit = before_; }
 
-#if !defined(OCTET_POOL) && defined(_OPENMP)
-int64_t available_threads() { return in_parallel() ? 1 : startable(limit ? limit : hardware_threads()); }
-#else
 int64_t available_threads() { return in_parallel() ? 1 : limit ? limit : hardware_threads(); }
-#endif
 
 void run_threads(int64_t threads, FunctionRef<void(int64_t)> fn) {
   std::exception_ptr first;
@@ -227,9 +243,14 @@ void run_team(int64_t most, FunctionRef<void(int64_t, int64_t)> fn) {
   const Inside mark;
   if (!pool().run(most, [&](int64_t thread) { fn(thread, most); })) fn(0, 1);
 #elif defined(_OPENMP)
+  const int64_t members = team_for(most);
+  if (members == 1) return fn(0, 1);
   note_others();
-#pragma omp parallel num_threads(static_cast<int>(most))
-  fn(omp_get_thread_num(), omp_get_num_threads());
+#pragma omp parallel num_threads(static_cast<int>(members))
+  {
+    const int64_t thread = omp_get_thread_num(), of_work = std::min<int64_t>(most, omp_get_num_threads());
+    if (thread < of_work) fn(thread, of_work);
+  }
 #else
   (void)most;
   fn(0, 1);

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from quant.artefact.file import ArtefactError
+from quant.artefact.manifest_form import check_setting
 from quant.artefact.saving import describe_layer, int8_modules
 from quant.nn import Conv1D, Embedding, EmbeddingBag, Experts, Linear, TiedEmbedding
 from quant.nn.base import QuantizedWeight, adopt
@@ -106,11 +107,23 @@ def _layer(name: str, old: Any, entry: Mapping[str, Any], forms: Mapping[str, Te
         new: QuantModule = make(name, old, inner, forms)
     except KeyError as error:
         raise ArtefactError(f"layer {name!r} has no tensor {error} in the checkpoint; load its files again") from error
+    except _NO_LAYER as error:
+        raise ArtefactError(f"layer {name!r} of the checkpoint is no int8 {kind}: {error}; {_AGAIN}") from error
     adopt(new, old, name)
     for path, settings in inner.items():
-        for key, value in settings.items():
-            setattr(new.get_submodule(path), key, value)
+        try:
+            part: Any = new.get_submodule(path)
+            for key, value in settings.items():
+                check_setting(key, value, part.kept_in_files)
+                setattr(part, key, value)
+        except (AttributeError, ValueError) as error:
+            raise ArtefactError(f"layer {name!r} of the checkpoint, part {path!r}: {error}; {_AGAIN}") from error
     return new
+
+
+_NO_LAYER = (AttributeError, IndexError, RuntimeError, TypeError, ValueError)
+"""What building a layer ends in where its settings, or the shapes and dtypes of its tensors, are those of none."""
+_AGAIN = "load its files again"
 
 
 def _weight(name: str, settings: Mapping[str, Any], forms: Mapping[str, Tensor]) -> QuantizedWeight:

@@ -27,7 +27,8 @@ from transformers.core_model_loading import ConversionOps
 from transformers.quantizers import HfQuantizer, register_quantization_config, register_quantizer
 from transformers.utils.quantization_config import QuantizationConfigMixin
 
-from quant.artefact.layer_forms import EmptyLayers, describe_layers, freeze, own_state
+from quant.artefact import manifest_form
+from quant.artefact.layer_forms import SHARES, EmptyLayers, describe_layers, freeze, own_state
 from quant.nn.attention import leave_fast_paths
 from quant.recipe import QConfig, Recipe, RecipeError
 from quant.report import Report, ReportEntry, attach_report, summary
@@ -37,6 +38,10 @@ from quant.shards.assembly import Assembly
 from quant.shards.reader import ShardError
 
 METHOD = "octet"
+
+_DTYPES = tuple(dtype_name(one) for one in (torch.float32, *HALVES))
+_FIELDS = ("bits", "group_size", "symmetric", "rules", "recipe", "dtype", "quant_method")
+"""Of an OctetConfig."""
 
 
 @register_quantization_config(METHOD)
@@ -72,7 +77,17 @@ class OctetConfig(QuantizationConfigMixin):  # type: ignore[misc]
             default = QConfig(weight_bits=bits, group_size=group_size, weight_symmetric=symmetric)
             recipe = Recipe(rules or {}, default=default)
         self._recipe: Recipe | str = recipe if isinstance(recipe, Recipe) else Recipe.from_dict(recipe)
+        if dtype is not None and dtype not in _DTYPES:
+            raise RecipeError(f"OctetConfig: dtype is {dtype!r}, expected None or one of {', '.join(_DTYPES)}")
         self.dtype = dtype
+
+    @classmethod
+    def from_dict(cls, config_dict: dict[str, Any], return_unused_kwargs: bool = False, **kwargs: Any) -> Any:
+        """As transformers reads it from config.json; RecipeError for fields that there are none of."""
+        unknown = sorted(set(map(str, config_dict)) - set(_FIELDS))
+        if unknown:
+            raise RecipeError(f"OctetConfig: unknown fields {unknown}, expected some of {sorted(_FIELDS)}")
+        return super().from_dict(config_dict, return_unused_kwargs, **kwargs)
 
     def to_recipe(self) -> Recipe:
         """The recipe that it stands for.
@@ -294,7 +309,11 @@ class _Saved:
     def read(cls, text: str) -> _Saved:
         """From the header's text; one that is not of this form ends in some error of `_DAMAGED`."""
         header = json.loads(text)
-        layers = {name: {**one, "class": one["class"], "inner": one["inner"]} for name, one in header["layers"].items()}
+        layers = header["layers"]
+        manifest_form.check({"modules": layers, "report": header["report"]})
+        for name, one in layers.items():
+            if SHARES in one and SHARES in layers.get(one[SHARES], {SHARES: None}):
+                raise ValueError(f"layer {name!r} shares the tensors of {one[SHARES]!r}, which has none of its own")
         forms = {
             name: torch.empty(shape, dtype=getattr(torch, of), device="meta")
             for name, (of, shape) in header["tensors"].items()
@@ -313,9 +332,12 @@ def _saved(files: Iterable[str]) -> _Saved:
     """
     found, names = None, list[str]()
     for file in files:
-        with safetensors.safe_open(file, framework="pt") as opened:
-            text = (opened.metadata() or {}).get(METHOD)
-            names += opened.keys()
+        try:
+            with safetensors.safe_open(file, framework="pt") as opened:
+                text = (opened.metadata() or {}).get(METHOD)
+                names += opened.keys()
+        except safetensors.SafetensorError as error:
+            raise ShardError(f"{file} is not a whole safetensors file: {error}; load the file again") from error
         try:
             found = _Saved.read(text) if found is None and text is not None else found
         except _DAMAGED as error:

@@ -288,6 +288,8 @@ size_t fwrite(const void* from, size_t size, size_t count, FILE* file) {
     std::fflush(file);
     return static_cast<ssize_t>(bytes);
   });
+  if (result >= 0 && static_cast<size_t>(result) == size * count) return count;
+  errno = files.error;  // the C library writes on until it is refused
   return result < 0 ? 0 : static_cast<size_t>(result) / (size ? size : 1);
 }
 int fsync(int descriptor) {

@@ -12,6 +12,7 @@ folder, import a module, start a process, or execute code that reading the valid
 from __future__ import annotations
 
 import copy
+import importlib.util
 import io
 import json
 import os
@@ -72,6 +73,7 @@ class Kind:
         refusals: the errors by which reading refuses a file.
         names_file: whether their messages have the file's name.
         suffix: of the file's name.
+        opens: what another library reads elsewhere for the valid file too.
     """
 
     file: bytes
@@ -80,6 +82,7 @@ class Kind:
     refusals: tuple[type[Exception], ...] = (ValueError, OSError)
     names_file: bool = True
     suffix: str = ".q8"
+    opens: tuple[str, ...] = ()
 
 
 class CallRefused(Exception):
@@ -90,7 +93,7 @@ CALL_REFUSALS = (ValueError, TypeError, RuntimeError, IndexError)
 """An IndexError is that of a table, as torch's, and names the layer."""
 
 
-def called(model: nn.Module, *inputs: Any) -> list[Any]:
+def called(model: Callable[..., Any], *inputs: Any) -> list[Any]:
     """The outputs of a model; CallRefused where it refuses the call clearly."""
     try:
         with torch.no_grad():
@@ -426,6 +429,54 @@ def shards() -> Kind:
     return Kind(b"none\n", change, load)
 
 
+def pretrained() -> Kind:
+    """A folder that `save_pretrained` of transformers wrote: its file, or the recipe in config.json.
+
+    The rest of config.json is read by transformers, which takes a model without a quantization_config for a float one.
+    """
+    import transformers
+
+    from quant.integrations.transformers_quantizer import OctetConfig
+    from tests.quant.language.models import SUBJECTS
+
+    transformers.logging.set_verbosity_error()
+    transformers.logging.disable_progress_bar()
+    subject, name = SUBJECTS["llama_tied"], "model.safetensors"
+    kind: Any = type(subject.make())
+    with tempfile.TemporaryDirectory() as place:
+        subject.make().save_pretrained(f"{place}/float")
+        config = OctetConfig(recipe=subject.recipe(4))
+        kind.from_pretrained(f"{place}/float", quantization_config=config).save_pretrained(f"{place}/int")
+        files = {one.name: one.read_bytes() for one in Path(place, "int").iterdir()}
+
+    def change(data: bytes, draws: Draws) -> tuple[bytes, str, bool]:
+        if draws.below(4) < 3:
+            changed, said, _ = unsealed(files[name], draws)
+            return b"\n".join([name.encode(), changed]), said, True
+        document = json.loads(files["config.json"])
+        held = document["quantization_config"]
+        held["recipe"], said = alter.altered_json(held["recipe"], draws)
+        text = alter.dumps(document)
+        try:
+            json.loads(text)
+        except (ValueError, RecursionError):
+            return data, "no JSON, which transformers reads", True
+        return b"\n".join([b"config.json", text.encode("utf-8", "replace")]), f"recipe: {said}", True
+
+    def load(path: Path) -> Any:
+        changed, _, data = path.read_bytes().partition(b"\n")
+        folder = path.parent / "pretrained"
+        folder.mkdir(exist_ok=True)
+        for one in files:
+            (folder / one).unlink(missing_ok=True)  # what is mapped stays as it is
+            (folder / one).write_bytes(data if one == changed.decode() else files[one])
+        model = kind.from_pretrained(folder)
+        return called(lambda: model(**subject.batch()).logits)
+
+    refusals = (ValueError, OSError, RuntimeError)
+    return Kind(b"none\n", change, load, refusals, names_file=False, opens=("/proc/mounts",))
+
+
 def shard() -> Kind:
     data = safetensors.torch.save(made(Small).state_dict())
 
@@ -539,8 +590,10 @@ KINDS: dict[str, Callable[[], Kind]] = {
     "ranges": ranges, "recipes": recipes, "shards": shards, "shard": shard, "weights": weights, "pickled": pickled,
     "quantized-pickle": quantized_pickle, "array": array, "training": training, "onnx": onnx_file,
 }  # fmt: skip
+if importlib.util.find_spec("transformers"):  # of the environment of integrations
+    KINDS["pretrained"] = pretrained
 
-SLOW = {"captured-again", "resumed-calibration", "gptq", "learned-rounding", "search", "training", "onnx"}
+SLOW = {"captured-again", "resumed-calibration", "gptq", "learned-rounding", "search", "training", "onnx", "pretrained"}
 """Kinds whose cases take some ten milliseconds: they come once where others come SHARE times."""
 SHARE = 12
 
@@ -584,6 +637,7 @@ class _Last:
     hooked = warm = 0
     warmed: frozenset[str] = frozenset()
     seen = ""
+    opens: tuple[str, ...] = ()
 
     @staticmethod
     def words() -> str:
@@ -604,7 +658,7 @@ def _watch(event: str, args: Any) -> None:
         return
     if event == "open":
         name = os.fsdecode(args[0]) if isinstance(args[0], (str, bytes, os.PathLike)) else ""
-        if name and not os.path.realpath(name).startswith(_READ_FROM):
+        if name and not os.path.realpath(name).startswith(_READ_FROM) and name not in _Last.opens:
             _Last.seen = _Last.seen or f"opened {name}"
     elif event == "import":
         if args[0].partition(".")[0] not in _Known.packages:
@@ -646,6 +700,7 @@ def check(kind_name: str, draws: Draws, drawn: Callable[[], None]) -> str:
     """One case; `refused`, `call refused`, `the same` or `another`."""
     begin([kind_name])
     kind, expected, took = _kinds[kind_name]
+    _Last.opens = kind.opens
     data, said, resealed = kind.alter(kind.file, draws)
     path = ROOT / f"file{kind.suffix}"
     path.unlink(missing_ok=True)  # tensors of an earlier case may be mapped from it

@@ -349,6 +349,11 @@ TASKS: dict[str, Callable[[Path], str]] = {
 def write_models(folder: Path) -> None:
     """The files of TASKS."""
     for kind in KINDS:
-        example = made(kind)[1] if kind == "recurrent" else None
-        quant.save(quantized(kind), folder / f"{kind}.q8", runner=True, example_inputs=example)
-        numpy.save(folder / f"{kind}.npy", made(kind)[1].numpy())
+        write_model(folder, kind)
+
+
+def write_model(folder: Path, kind: str) -> None:
+    """The file of a network for octet-run, and its input."""
+    example = made(kind)[1] if kind == "recurrent" else None
+    quant.save(quantized(kind), folder / f"{kind}.q8", runner=True, example_inputs=example)
+    numpy.save(folder / f"{kind}.npy", made(kind)[1].numpy())

@@ -5,8 +5,11 @@ from __future__ import annotations
 import copy
 import json
 import pickle
+import re
+import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -319,3 +322,83 @@ def test_a_model_of_another_library_is_not_saved(tmp_path: Path) -> None:
 def test_quant_imports_no_transformers() -> None:
     code = "import quant, sys; quant.load_quantized; sys.exit('transformers' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def alter_header(file: Path, alter: Callable[[dict[str, Any]], object]) -> None:
+    """What the file has of ours is another."""
+    with safe_open(file, "pt") as opened:
+        metadata = dict(opened.metadata())
+    header = json.loads(metadata["octet"])
+    alter(header)
+    save_file(load_file(file), file, {**metadata, "octet": json.dumps(header)})
+
+
+LAYER = "model.layers.0.mlp.up_proj"
+ALTERED: dict[str, tuple[Callable[[dict[str, Any]], object], str]] = {
+    "a form without a size": (
+        lambda header: header["tensors"][f"{LAYER}.q_weight"][1].pop(),
+        f"layer '{LAYER}' of the checkpoint is no int8 Linear: .*; load its files again",
+    ),
+    "a setting that no layer has": (
+        lambda header: header["layers"][LAYER]["inner"][""].update(forward=8),
+        f"layer '{LAYER}' of the checkpoint, part '': setting 'forward' is not one of an int8 layer, got 8; load",
+    ),
+    "a part that it has not": (
+        lambda header: header["layers"][LAYER]["inner"].update(more={"activation_bits": 8}),
+        f"layer '{LAYER}' of the checkpoint, part 'more': .*; load its files again",
+    ),
+    "a report of another form": (
+        lambda header: header["report"][0].update(bytes_after="many"),
+        "model.safetensors has a damaged header 'octet' .*'report' is not a list of entries",
+    ),
+    "a layer that shares nobody's tensors": (
+        lambda header: header["layers"][LAYER].update(shares="model"),
+        f"a damaged header 'octet' .*layer '{LAYER}' shares the tensors of 'model', which has none",
+    ),
+}
+
+
+@pytest.mark.parametrize(("alter", "words"), ALTERED.values(), ids=ALTERED)
+def test_altered_headers_are_refused(
+    alter: Callable[[dict[str, Any]], object], words: str, int8_folder: Path, tmp_path: Path
+) -> None:
+    shutil.copytree(int8_folder, tmp_path / "int")
+    alter_header(tmp_path / "int" / "model.safetensors", alter)
+    with pytest.raises(ValueError, match=words):
+        type(SUBJECTS["llama_tied"].make()).from_pretrained(tmp_path / "int")
+
+
+def test_a_file_that_was_cut_is_named(int8_folder: Path, tmp_path: Path) -> None:
+    shutil.copytree(int8_folder, tmp_path / "int")
+    file = tmp_path / "int" / "model.safetensors"
+    file.write_bytes(file.read_bytes()[:-1])
+    with pytest.raises(ShardError, match=r"model\.safetensors is not a whole safetensors file: .*; load the"):
+        type(SUBJECTS["llama_tied"].make()).from_pretrained(tmp_path / "int")
+
+
+@pytest.mark.parametrize(
+    ("field", "words"),
+    [
+        ({"forward": 1}, "OctetConfig: unknown fields ['forward'], expected some of ['bits', "),
+        ({"dtype": "octet"}, "OctetConfig: dtype is 'octet', expected None or one of float32, bfloat16, float16"),
+    ],
+    ids=["unknown", "no dtype"],
+)
+def test_another_configuration_is_refused(field: dict[str, Any], words: str, int8_folder: Path, tmp_path: Path) -> None:
+    shutil.copytree(int8_folder, tmp_path / "int")
+    file = tmp_path / "int" / "config.json"
+    document = json.loads(file.read_text(encoding="utf-8"))
+    document["quantization_config"].update(field)
+    file.write_text(json.dumps(document), encoding="utf-8")
+    with pytest.raises(quant.RecipeError, match=re.escape(words)):
+        type(SUBJECTS["llama_tied"].make()).from_pretrained(tmp_path / "int")
+
+
+@pytest.fixture(scope="module")
+def int8_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder of an int8 model."""
+    folder, subject = tmp_path_factory.mktemp("saved"), SUBJECTS["llama_tied"]
+    subject.make().save_pretrained(folder / "float")
+    kind = type(subject.make())
+    kind.from_pretrained(folder / "float", quantization_config=octet(subject, 8)).save_pretrained(folder / "int")
+    return folder / "int"

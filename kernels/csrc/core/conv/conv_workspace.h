@@ -4,6 +4,7 @@
 #include <cstdint>
 
 #include "core/conv/native_winograd.h"
+#include "core/cpu/of_thread.h"
 #include "core/cpu/scratch.h"
 
 namespace octet {
@@ -24,8 +25,8 @@ struct ConvWorkspace {
 };
 
 inline ConvWorkspace& conv_workspace() {
-  thread_local ConvWorkspace own;
-  return own;
+  thread_local ConvWorkspace* own = nullptr;
+  return of_thread(own);
 }
 
 }  // namespace octet

@@ -1,3 +1,4 @@
+#include "core/cpu/of_thread.h"
 #include "core/depthwise/float_depthwise.h"
 
 #include <algorithm>
@@ -95,8 +96,8 @@ void float_depthwise(const FloatDepthwiseSide& height, const FloatDepthwiseSide&
   const int64_t n = rows_out * columns.length;  // of the sums of a plane, with those between its rows
   const int64_t products = std::max<int64_t>(1, n * taps);
   each_range(planes, std::max<int64_t>(1, kProductsPerThread / products), [&](int64_t begin, int64_t end) {
-    thread_local Scratch<float> scratch;
-    float* const memory = scratch.get(padded.room() + n + kTapRoom);
+    thread_local Scratch<float>* own = nullptr;
+    float* const memory = of_thread(own).get(padded.room() + n + kTapRoom);
     float* const sums = memory + padded.room();
     std::fill_n(memory, padded.room(), 0.0f);
     for (int64_t plane = begin; plane < end; ++plane) {

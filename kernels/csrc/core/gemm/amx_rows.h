@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <cstring>
 
+#include "core/cpu/of_thread.h"
 #include "core/gemm/amx_tiles.h"
 #include "core/gemm/tile.h"
 
@@ -52,9 +53,9 @@ class MatrixTiles {
   MatrixTiles(const uint8_t* x, int64_t ldx, int64_t m, int64_t k, const Depth& depth)
       : count(ceil_div(m, kTileRows)), size(ceil_div(m, count)), x_(x), ldx_(ldx), m_(m), last_{row(count - 1), ldx} {
     if (depth.bytes() == k) return;
-    thread_local FileBuffer<uint8_t> buffer;
+    thread_local FileBuffer<uint8_t>* own = nullptr;
     const int64_t ld = depth.bytes();
-    uint8_t* const copy = buffer.get(size * ld);
+    uint8_t* const copy = of_thread(own).get(size * ld);
     for (int64_t i = 0; i < size; ++i) {
       std::memcpy(copy + i * ld, row(count - 1) + i * ldx, k);
       std::memset(copy + i * ld + k, 0, ld - k);

@@ -1,3 +1,4 @@
+#include "core/cpu/of_thread.h"
 #include "core/gemm/linear.h"
 
 #include <algorithm>
@@ -99,12 +100,17 @@ void products_to_reals(const PackedGemm& gemm, const QuantizedRows& rows, const 
   }
 }
 
+struct GroupRoom {
+  Scratch<float> reals, reals_low;
+  Scratch<int32_t> zeros, zeros_low;
+  RealsAsSums as_sums;
+};
+
 // The same over a weight whose scales are by group (equation 11).
 void groups_to_reals(const GroupedGemm& gemm, const QuantizedRows& rows, const float* bias, bool relu, float* y,
                      int64_t threads) {
-  thread_local Scratch<float> reals, reals_low;
-  thread_local Scratch<int32_t> zeros, zeros_low;
-  thread_local RealsAsSums as_sums;
+  thread_local GroupRoom* own = nullptr;
+  auto& [reals, reals_low, zeros, zeros_low, as_sums] = of_thread(own);
   const int64_t n = gemm.n();
   float* const high = reals.get(rows.m * n);
   float* const low = rows.q_low ? reals_low.get(rows.m * n) : nullptr;
@@ -158,8 +164,8 @@ void linear_rows(const Linear& layer, const RowRange* shared, const float* x, in
 }
 
 Workspace& workspace(int level) {
-  thread_local Workspace spaces[2];
-  return spaces[level];
+  thread_local Workspace* spaces[2] = {};
+  return of_thread(spaces[level]);
 }
 
 StaticOutput requantized_output(int64_t zero_point, int64_t bottom, int64_t top) {

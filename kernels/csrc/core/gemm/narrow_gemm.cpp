@@ -1,3 +1,4 @@
+#include "core/cpu/of_thread.h"
 #include "core/gemm/narrow_gemm.h"
 
 #include <algorithm>
@@ -68,10 +69,15 @@ void check(float scale, float zero_point, int bits, int64_t output, int64_t grou
     refuse("zero point", zero_point, "a whole number from 0 to " + std::to_string((1 << bits) - 1));
 }
 
+struct Room {
+  Scratch<int8_t> rows;
+  Scratch<int32_t> sums, starts, zeros;
+};
+
 // Activations of a call less 128, and the sums of their groups.
 NarrowRows prepared(const uint8_t* x, int64_t ldx, int64_t m, int64_t k, int64_t group, int bits, const int32_t* zero_points) {
-  thread_local Scratch<int8_t> rows;
-  thread_local Scratch<int32_t> sums, starts, zeros;
+  thread_local Room* own = nullptr;
+  auto& [rows, sums, starts, zeros] = of_thread(own);
   const int64_t groups = k / group;
   // Neighbouring rows in other sets of the L1 cache, which a power of two would not give.
   const int64_t ld = k + 64;
@@ -131,10 +137,10 @@ class NarrowSums final : public PackedGemm {
 
   // By the kernel of bytes, each unit unpacked once for all rows.
   void run_tiles(const uint8_t* x, int64_t ldx, int64_t m, int32_t* acc, int64_t ldacc, int64_t first, int64_t last) const {
-    thread_local Scratch<int8_t> buffer;
+    thread_local Scratch<int8_t>* own = nullptr;
     const NativeGemm& gemm = native_gemm();
     const int64_t most = gemm.packed_bytes(kNarrowUnit, k()) + kSlack;
-    int8_t* const unpacked = buffer.get(most);
+    int8_t* const unpacked = of_thread(own).get(most);
     for (int64_t unit = first; unit < last; ++unit) {
       const int64_t begin = unit * kNarrowUnit, count = std::min(kNarrowUnit, n() - begin), panels = (count + 15) / 16;
       native_narrow().unpack(weight_, unit, unpacked);

@@ -15,6 +15,7 @@
 #include <utility>
 
 #include "core/cpu/file_buffer.h"
+#include "core/cpu/of_thread.h"
 #include "core/gemm/native_narrow.h"
 
 namespace octet {
@@ -440,8 +441,9 @@ struct NarrowLoop {
     int64_t panel = index * kUnitPanels;
     if constexpr (A::kManyRows > 0)
       if (rows.m >= A::kManyRows) {
-        thread_local FileBuffer<Unpacked> buffer;
-        for (; panel + W <= last; panel += W) many_rows<kBits, Kind>(w, rows, out, panel, *buffer.get(1));
+        thread_local FileBuffer<Unpacked>* own = nullptr;
+        Unpacked& unpacked = *of_thread(own).get(1);
+        for (; panel + W <= last; panel += W) many_rows<kBits, Kind>(w, rows, out, panel, unpacked);
       }
     if (panel < last) few_rows<kBits, Kind>(w, rows, out, panel, last);
   }

@@ -17,6 +17,7 @@
 #include <type_traits>
 
 #include "core/cpu/file_buffer.h"
+#include "core/cpu/of_thread.h"
 #include "core/gemm/native_gemm.h"
 
 namespace octet::tile {
@@ -336,7 +337,8 @@ void run_to(const Out& out, const uint8_t* x, int64_t ldx, int64_t m, const int8
     rows_x = x;
   } else {
     // Once per call rather than once per group of outputs, so that a broadcast yields what a product takes.
-    thread_local FileBuffer<typename A::X> buffer;
+    thread_local FileBuffer<typename A::X>* own = nullptr;
+    FileBuffer<typename A::X>& buffer = of_thread(own);
     rows_ld = steps * A::kStep - kHead<A>;
     typename A::X* const spread = buffer.get(m * rows_ld);
     for (int64_t i = 0; i < m; ++i) {

@@ -9,6 +9,7 @@
 #include <cmath>
 #include <cstring>
 
+#include "core/cpu/of_thread.h"
 #include "core/cpu/scratch.h"
 #include "core/cpu/threads.h"
 #include "core/cpu/transpose.h"
@@ -32,8 +33,8 @@ struct Room {
 };
 
 Room& room() {
-  thread_local Room own;
-  return own;
+  thread_local Room* own = nullptr;
+  return of_thread(own);
 }
 
 // Where the matrices of one batch begin, in elements.

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "core/cpu/of_thread.h"
 #include "core/cpu/scratch.h"
 #include "core/gemm/workspace.h"
 #include "core/plan/lower.h"
@@ -20,8 +21,8 @@ struct Room {
 };
 
 Room& room() {
-  thread_local Room own;
-  return own;
+  thread_local Room* own = nullptr;
+  return of_thread(own);
 }
 
 struct GroupNorm {

@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "core/cpu/of_thread.h"
 #include "core/gemm/workspace.h"
 #include "core/plan/lower.h"
 #include "core/rows/reals.h"
@@ -96,8 +97,8 @@ struct Room {
 };
 
 Room& room() {
-  thread_local Room own;
-  return own;
+  thread_local Room* own = nullptr;
+  return of_thread(own);
 }
 
 struct Attention {

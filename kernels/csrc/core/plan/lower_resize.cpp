@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "core/cpu/of_thread.h"
 #include "core/cpu/scratch.h"
 #include "core/gemm/workspace.h"
 #include "core/plan/lower.h"
@@ -70,8 +71,8 @@ struct Room {
 };
 
 Room& room() {
-  thread_local Room own;
-  return own;
+  thread_local Room* own = nullptr;
+  return of_thread(own);
 }
 
 // Between two lines of the input, and then between two pixels of the line that this gives.

@@ -1,6 +1,7 @@
 // Pooling and means: over windows of the spatial dimensions, or over whole dimensions.
 #include <algorithm>
 
+#include "core/cpu/of_thread.h"
 #include "core/gemm/workspace.h"
 #include "core/plan/lower.h"
 #include "core/rows/elementwise.h"
@@ -79,8 +80,8 @@ void max_lines(const Pooling& pool, const uint8_t* x, const int64_t (&strides)[3
   for (int64_t line = first; line < first + count; ++line) {
     const int64_t h = line % height.count(), d = line / height.count() % depth.count();
     const uint8_t* sample = x + line / height.count() / depth.count() * batch_stride;
-    thread_local Scratch<const uint8_t*> begins;
-    const uint8_t** const rows = begins.get(depth.reads(d) * height.reads(h));
+    thread_local Scratch<const uint8_t*>* own = nullptr;
+    const uint8_t** const rows = of_thread(own).get(depth.reads(d) * height.reads(h));
     int64_t there = 0;
     for (int64_t i = depth.begin[d]; i < depth.end[d]; i += depth.step)
       for (int64_t j = height.begin[h]; j < height.end[h]; j += height.step)

@@ -1,3 +1,4 @@
+#include "core/cpu/of_thread.h"
 #include "core/plan/plan.h"
 
 #include <chrono>
@@ -13,8 +14,8 @@ struct Arena {
 };
 
 Arena& arena() {
-  thread_local Arena own;
-  return own;
+  thread_local Arena* own = nullptr;
+  return of_thread(own);
 }
 
 }  // namespace
