@@ -7,6 +7,7 @@ import importlib
 import importlib.util
 import io
 import sys
+from collections import defaultdict
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -18,6 +19,25 @@ from quant.observers import registry as observers
 
 from quant import int8_classes, leaves, recurrent_layers
 from quant.nn import registry as _  # noqa: F401  # adds torch's layers to int8_classes.LAYERS, before a test has a copy
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    text = "skip the other cases of a test function when those before have taken so many seconds (default: skip none)"
+    parser.addoption("--enough", type=float, default=float("inf"), metavar="SECONDS", help=text)
+
+
+_seconds: dict[str, float] = defaultdict(float)
+"""Test function -> what its cases have taken."""
+
+
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    _seconds[report.nodeid.partition("[")[0]] += report.duration
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    if _seconds[item.nodeid.partition("[")[0]] > item.config.getoption("--enough"):
+        pytest.skip("--enough: its other cases have taken as long")
 
 
 def pytest_configure() -> None:
