@@ -47,6 +47,13 @@ def test_branches_of_instances_are_counted_together() -> None:
     assert lines.taken == (3, 4)
 
 
+def test_branches_of_an_unrolled_line_are_those_of_the_line() -> None:
+    lines = Lines()
+    lines.add(line(3, 1, (1, False), (0, False)))
+    lines.add(line(3, 1, (0, False), (0, False), (0, False), (7, False)))
+    assert lines.taken == (2, 2)
+
+
 def test_what_a_call_may_throw_is_no_branch() -> None:
     lines = Lines()
     lines.add(line(3, 1, (1, False), (0, True)))
@@ -88,4 +95,5 @@ def test_a_program_that_ran(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(cpp_coverage, "SOURCES", tmp_path)
     [lines] = cpp_coverage.gather().values()
     assert lines.missing == [7]
+    assert 6 not in lines.counts  # which closes the template
     assert lines.taken == (2, 2)
