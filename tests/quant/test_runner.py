@@ -148,6 +148,23 @@ def test_many_threads_share_a_model(residual: tuple[nn.Module, Path], runner: Pa
     assert wrong == []
 
 
+def test_a_file_in_memory(residual: tuple[nn.Module, Path], runner: Path) -> None:
+    """The model has a copy of its own: what the caller had may be written over."""
+    library = Library(runner)
+    model, path = residual
+    content = ctypes.create_string_buffer(path.read_bytes(), path.stat().st_size)
+    handle = ctypes.c_void_p(library.calls.octet_open_memory(content, len(content)))
+    assert handle, library.error()
+    ctypes.memset(content, 0xAA, len(content))
+    x = image(2, 3, 32, 40)
+    assert torch.equal(library.run(handle, x), outputs_of(model, [x])[0])
+    library.close(handle)
+    assert library.calls.octet_open_memory(content, len(content)) is None
+    assert library.error().startswith("the file in memory: it is no safetensors file")
+    assert library.calls.octet_open_memory(None, 0) is None
+    assert library.error() == "octet_open_memory: bytes is NULL"
+
+
 def test_errors_are_the_threads_own(residual: tuple[nn.Module, Path], runner: Path) -> None:
     library = Library(runner)
     assert library.open_raw(b"nowhere.q8") is None
@@ -360,6 +377,8 @@ class Library:
             pytest.skip("the emulated machine has no C++ library")
         self.calls = ctypes.CDLL(str(runner / "liboctet.so"))
         self.calls.octet_open.restype = ctypes.c_void_p
+        self.calls.octet_open_memory.restype = ctypes.c_void_p
+        self.calls.octet_open_memory.argtypes = ctypes.c_char_p, ctypes.c_size_t
         self.calls.octet_error.restype = ctypes.c_char_p
 
     def open_raw(self, path: bytes) -> int | None:
