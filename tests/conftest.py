@@ -6,9 +6,10 @@ import gc
 import importlib
 import importlib.util
 import io
+import os
 import sys
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 
 import pytest
@@ -22,22 +23,26 @@ from quant.nn import registry as _  # noqa: F401  # adds torch's layers to int8_
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    text = "skip the other cases of a test function when those before have taken so many seconds (default: skip none)"
+    text = "skip the other cases of a test function when those before have computed for so many seconds (default: none)"
     parser.addoption("--enough", type=float, default=float("inf"), metavar="SECONDS", help=text)
 
 
 _seconds: dict[str, float] = defaultdict(float)
-"""Test function -> what its cases have taken."""
+"""Test function -> what its cases have computed, in processes of theirs too."""
 
 
-def pytest_runtest_logreport(report: pytest.TestReport) -> None:
-    _seconds[report.nodeid.partition("[")[0]] += report.duration
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
+    begin = sum(os.times()[:4])
+    result = yield
+    _seconds[item.nodeid.partition("[")[0]] += sum(os.times()[:4]) - begin
+    return result
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup(item: pytest.Item) -> None:
     if _seconds[item.nodeid.partition("[")[0]] > item.config.getoption("--enough"):
-        pytest.skip("--enough: its other cases have taken as long")
+        pytest.skip("--enough: its other cases have computed as long")
 
 
 def pytest_configure() -> None:

@@ -124,6 +124,41 @@ def test_an_input_by_its_name(runner: Path, tmp_path: Path) -> None:
     assert torch.equal(expected, outputs_of(model, inputs)[0])
 
 
+class Masked(nn.Module):
+    """A layer of whose outputs a mask of the caller's leaves some out."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(16, 8), nn.Linear(8, 4)
+
+    def forward(self, x: Tensor, mask: Tensor) -> Tensor:
+        return self.second(self.first(x).masked_fill(mask, 0.0))
+
+
+def test_an_input_of_booleans(runner: Path, tmp_path: Path) -> None:
+    torch.manual_seed(3)
+    model = quant.quantize_static(Masked().eval(), [(image(5, 16), image(5, 8) > 0)], progress=False)
+    quant.save(model, tmp_path / "model.q8", runner=True)
+    inputs = [image(3, 16, seed=1), image(3, 8, seed=1) > 0]
+    [output] = run_model(runner, tmp_path / "model.q8", tmp_path, inputs, 1)
+    assert torch.equal(output, outputs_of(model, inputs)[0])
+    numpy.save(tmp_path / "in1.npy", inputs[1].to(torch.uint8).numpy())
+    words = [word for place in (0, 1) for word in ("--input", tmp_path / f"in{place}.npy")]
+    done = octet_run(runner, tmp_path / "model.q8", *words)
+    assert done.stderr == "octet-run: input 'mask' is uint8, expected bool\n"
+
+
+def test_more_sizes_than_a_model_keeps_plans_for(residual: tuple[nn.Module, Path], runner: Path) -> None:
+    """The plan that was not used for longest goes, and is made anew."""
+    library = Library(runner)
+    model, path = residual
+    handle = library.open(path)
+    for width in (*range(32, 32 + 70), 32, 101, 33):
+        x = image(1, 3, 32, width, seed=width)
+        assert torch.equal(library.run(handle, x), outputs_of(model, [x])[0])
+    library.close(handle)
+
+
 def test_many_threads_share_a_model(residual: tuple[nn.Module, Path], runner: Path) -> None:
     """Each plans sizes of its own while the others run."""
     library = Library(runner)
