@@ -70,6 +70,19 @@ def test_on_each_instruction_set(residual: tuple[nn.Module, Path], runner: Path,
     assert torch.equal(output, outputs_of(model, inputs)[0])
 
 
+@pytest.mark.parametrize("isa", [one.name for one in build.instruction_sets(build.host_arch())])
+def test_a_convolution_of_many_channels_and_tiles(runner: Path, tmp_path: Path, isa: str) -> None:
+    """By Winograd's products where the instruction set has them (PackedWinograd::serves)."""
+    torch.manual_seed(3)
+    inner = nn.Conv2d(64, 32, 3, padding=1)  # whose outputs are integers, as the next layer's inputs
+    layers = nn.Sequential(nn.Conv2d(3, 64, 1), nn.ReLU(), inner, nn.ReLU(), nn.Conv2d(32, 4, 1)).eval()
+    model = quant.quantize_static(layers, [(image(1, 3, 24, 24),)], progress=False)
+    quant.save(model, tmp_path / "model.q8", runner=True)
+    x = image(2, 3, 28, 21, seed=1)
+    [output] = run_model(runner, tmp_path / "model.q8", tmp_path, [x], 1, QUANT_ISA=isa)
+    assert torch.equal(output, outputs_of(model, [x])[0])
+
+
 def test_the_file_is_one_for_python_too(exported: tuple[str, nn.Module, Path]) -> None:
     name, model, path = exported
     restored = quant.load(path, model=EXAMPLES[name][0]().eval())
