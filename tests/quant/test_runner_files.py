@@ -169,7 +169,7 @@ def with_input(**entries: Any) -> Callable[[bytes], bytes]:
     return lambda saved: with_document(saved, lambda document: document["inputs"][0].update(entries))
 
 
-@pytest.mark.parametrize("name", ["größe", "√x > €", "𝄞 𐀀 \U0010ffff", 'a "word"\\n/', "\x7f"])
+@pytest.mark.parametrize("name", ["größe", "√x > €", "𝄞 𠀀鿿 \U0010ffff", 'a "word"\\n/', "\x7f"])
 def test_a_name_of_any_letters(saved: bytes, runner: Path, tmp_path: Path, name: str) -> None:
     """Python writes them as ASCII: escapes of one unit, or of two beyond 16 bits."""
     (tmp_path / "model.q8").write_bytes(with_input(name=name)(saved))
