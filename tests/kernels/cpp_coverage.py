@@ -160,7 +160,7 @@ def execute(extension: Path, runner: Path, enough: float, count: int, isas: Sequ
         for name in ("fuzz_kernels", "fuzz_plans"):
             passed &= run(f"{name}, {isa}", [sys.executable, __file__, "--fuzz-here", name, "--count", count], own)
     files = [ROOT / "tests" / "quant" / f"test_{name}.py" for name in OTHER_TESTS]
-    return run("tests of the runner and of timed plans", pytest(files, enough), environment) and passed
+    return run("tests of the runner and of timed plans", pytest(files, float("inf")), environment) and passed
 
 
 def gather() -> dict[str, Lines]:

@@ -177,6 +177,12 @@ def test_a_name_of_any_letters(saved: bytes, runner: Path, tmp_path: Path, name:
     assert done.stdout.startswith(f"input {name} float32 (any, 3, any, any)\n"), done.stderr
 
 
+def test_an_input_of_any_rank(saved: bytes, runner: Path, tmp_path: Path) -> None:
+    (tmp_path / "model.q8").write_bytes(with_input(shape=None, fixed_rank=False)(saved))
+    done = octet_run(runner, tmp_path / "model.q8", "--describe")
+    assert done.stdout.startswith("input x float32 of any rank\n"), done.stderr
+
+
 def unescaped(old: str, new: str) -> Callable[[bytes], bytes]:
     """The file with other bytes in the name of its input."""
     assert len(old) == len(new)
