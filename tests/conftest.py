@@ -26,6 +26,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     text = "skip the other cases of a test function when those before have computed for so many seconds (default: none)"
     parser.addoption("--enough", type=float, default=float("inf"), metavar="SECONDS", help=text)
 
+    text = "leave the trace function of coverage.py in place where a capture counts lines by its own"
+    parser.addoption("--keep-tracer", action="store_true", help=text)
+
 
 _seconds: dict[str, float] = defaultdict(float)
 """Test function -> what its cases have computed, in processes of theirs too."""
@@ -45,7 +48,11 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
         pytest.skip("--enough: its other cases have computed as long")
 
 
-def pytest_configure() -> None:
+def pytest_configure(config: pytest.Config) -> None:
+    if config.getoption("--keep-tracer"):
+        from quant.capture.executed_lines import ExecutedLines
+
+        ExecutedLines.switch = lambda self, on: None  # type: ignore[method-assign]
     gc.disable()  # until all tests are there, nothing becomes garbage
     if not torch.accelerator.is_available():
         torch.manual_seed = seeded  # type: ignore[assignment]
