@@ -66,7 +66,7 @@ coverage: build $(STAMPS)/coverage ## Lines and branches of the packages that te
 	@# A capture has a trace function of its own in a user's forward, in whose place coverage.py's stays in a third run; some
 	@# tests fail by that, which counts for nothing. Others that fail do not keep the report back.
 	@$(in_venv) cd build && export OMP_NUM_THREADS=1 PYTHONSAFEPATH=1 COVERAGE_FILE=$(CURDIR)/build/coverage/python; \
-	    export COVERAGE_RCFILE=$(CURDIR)/pyproject.toml status=0; coverage erase; mkdir -p coverage; \
+	    export COVERAGE_RCFILE=$(CURDIR)/pyproject.toml status=0; mkdir -p coverage; coverage erase; \
 	    run() { coverage run -m pytest -q -n 0 -o timeout=3600 --rootdir=.. -c ../pyproject.toml --enough=$(ENOUGH) "$$@" || status=1; }; \
 	    run $(addprefix ../,$(if $(ARGS),$(ARGS),tests)); \
 	    [[ -n '$(ARGS)' ]] || QUANT_EXTENSION=none run ../tests/kernels; \
