@@ -10,6 +10,7 @@ It is one file that imports nothing of its package: setup.py and make load it by
 from __future__ import annotations
 
 import argparse
+import contextlib
 import functools
 import hashlib
 import json
@@ -289,7 +290,12 @@ def build(target: Target, *, core: Path | None = None, jobs: int | None = None) 
 
 
 def build_each(
-    targets: Sequence[Target], *, core: Path | None = None, jobs: int | None = None, flags: Sequence[str] = ()
+    targets: Sequence[Target],
+    *,
+    core: Path | None = None,
+    jobs: int | None = None,
+    flags: Sequence[str] = (),
+    objects_in: Path | None = None,
 ) -> list[Path]:
     """`build` for several torches, by one compiler and for one architecture: the core is compiled once. No stamps.
 
@@ -297,7 +303,8 @@ def build_each(
         targets: what to build.
         core: as in `build`; its objects are taken where it is current and no `flags` are given.
         jobs: as in `build`.
-        flags: compiler flags of every file, after its own.
+        flags: compiler flags of every file, after its own, and of linking.
+        objects_in: a folder that keeps the objects, beside which `--coverage` writes; None for one that is removed.
 
     Raises:
         BuildError: as `build`.
@@ -307,8 +314,8 @@ def build_each(
         _check_writable(target.output)
     core_stamp = core_fingerprint(cxx, arch)
     reused = core is not None and not flags and core_is_current(cxx, arch, core)
-    with tempfile.TemporaryDirectory(prefix="octet-build-") as name:
-        folder = Path(name)
+    with contextlib.ExitStack() as stack:
+        folder = objects_in or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="octet-build-")))
         of_torch = [_binding_units(target, folder / str(index), jobs) for index, target in enumerate(targets)]
         of_core = [_unit(path, folder / "core") for path in core_sources(arch) if core or path.name != STANDALONE]
         if core is not None and reused:
@@ -322,7 +329,7 @@ def build_each(
         for target, own in zip(targets, of_torch, strict=True):
             # Beside the output, so that the rename that publishes it is atomic.
             whole = target.output.with_name(f".{target.output.name}.{os.getpid()}")
-            _run(_link_command(target, [*(unit.output for unit in own), *shared], whole))
+            _run([*_link_command(target, [*(unit.output for unit in own), *shared], whole), *flags])
             os.replace(whole, target.output)
     return [target.output for target in targets]
 

@@ -6,8 +6,10 @@ import gc
 import importlib
 import importlib.util
 import io
+import os
 import sys
-from collections.abc import Callable, Iterator
+from collections import defaultdict
+from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 
 import pytest
@@ -20,7 +22,37 @@ from quant import int8_classes, leaves, recurrent_layers
 from quant.nn import registry as _  # noqa: F401  # adds torch's layers to int8_classes.LAYERS, before a test has a copy
 
 
-def pytest_configure() -> None:
+def pytest_addoption(parser: pytest.Parser) -> None:
+    text = "skip the other cases of a test function when those before have computed for so many seconds (default: none)"
+    parser.addoption("--enough", type=float, default=float("inf"), metavar="SECONDS", help=text)
+
+    text = "leave the trace function of coverage.py in place where a capture counts lines by its own"
+    parser.addoption("--keep-tracer", action="store_true", help=text)
+
+
+_seconds: dict[str, float] = defaultdict(float)
+"""Test function -> what its cases have computed, in processes of theirs too."""
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
+    begin = sum(os.times()[:4])
+    result = yield
+    _seconds[item.nodeid.partition("[")[0]] += sum(os.times()[:4]) - begin
+    return result
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    if _seconds[item.nodeid.partition("[")[0]] > item.config.getoption("--enough"):
+        pytest.skip("--enough: its other cases have computed as long")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if config.getoption("--keep-tracer"):
+        from quant.capture.executed_lines import ExecutedLines
+
+        ExecutedLines.switch = lambda self, on: None  # type: ignore[method-assign]
     gc.disable()  # until all tests are there, nothing becomes garbage
     if not torch.accelerator.is_available():
         torch.manual_seed = seeded  # type: ignore[assignment]

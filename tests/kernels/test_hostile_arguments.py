@@ -85,6 +85,17 @@ REFUSED = {
         (ALL.requantize, (torch.zeros(2, dtype=torch.int32), torch.ones(()), 3, 9, 8)),
         "quant_min is 9, above quant_max",
     ),
+    "limits of a layer in another order": (
+        (ALL.linear_u8s8_u8, (q_x(2, 3), 3, weight(4, 3), None, torch.ones(4), 3, 9, 8, "")),
+        "quant_min is 9, above quant_max, 8",
+    ),
+    "limits of a convolution in another order": (
+        (
+            ALL.conv_u8s8_u8,
+            (q_x(1, 2, 3, 3), 3, weight(4, 2, 1, 1), None, [1, 1], [0, 0], [1, 1], 1, torch.ones(4), 3, 9, 8, ""),
+        ),
+        "quant_min is 9, above quant_max, 8",
+    ),
     "limits of fake quantisation in another order": (
         (
             ALL.fake_quantize,

@@ -138,6 +138,7 @@ CASES: dict[str, tuple[Any, ...]] = {
     "holds": one("holds x=%0 size=((%0.3*%0.-2)==(%0.2*5)) equals=1"),
     "lookup": one("lookup q=%0 table=$0 axis=1", constants=[integers(256)]),
     "lookup per channel": one("lookup q=%0 table=$0 axis=1", constants=[integers(6, 256)]),
+    "lookup in a table with strides": one("lookup q=%0 table=$0 axis=1", constants=[integers(256, 6).t()]),
     "lookup per channel of rows": one("lookup q=%0 table=$0 axis=1", (3, 6), constants=[integers(6, 256)]),
     "max_pool": one("max_pool q=%0 kernel=3,3 stride=2 padding=1 dilation=1 ceil_mode=False"),
     "max_pool of many channels": one(

@@ -144,6 +144,10 @@ def test_embeddings(bits: int) -> None:
         assert torch.equal(got, wanted)
 
 
+def test_a_table_may_have_any_strides() -> None:
+    run(text("%9 = embedding x=%0 weight=$0", inputs=1), [torch.tensor([4, 0, 29])], [reals(7, 30).t()])
+
+
 def test_indices_may_have_any_strides_and_be_moved() -> None:
     x = torch.randint(0, 30, (6, 8), generator=torch.Generator().manual_seed(1))
     lines = ("%1 = transpose x=%0 dim0=0 dim1=1", "%2 = slice x=%1 dim=1 start=1 end=- step=2",
@@ -166,6 +170,11 @@ REFUSED = {
     "padded integers": ("pad q=%1 widths=1,1 mode=constant fill=0", "int64"),
     "bits": ("linear_dynamic x=%0 q_weight=$0 scale=$1 bias=- columns=- bits=7 per_row=True", "8 nor 16"),
     "features": ("linear_dynamic x=%0 q_weight=$2 scale=$3 bias=- columns=- bits=8 per_row=True", "features"),
+    "shape of bits": ("linear_dynamic x=%0 q_weight=$9 scale=$3 bias=- columns=- bits=8 per_row=True", "few bits"),
+    "rows of no gates": (
+        f"rnn_dynamic x=%0 h=- c=- {DYNAMIC.replace('=$0', '=$10')} q_weight_hr=- scale_hr=- mode=lstm reverse=False",
+        "not the same multiple of 4 rows",
+    ),
     "no such kind": (f"rnn_dynamic x=%0 h=- c=- {DYNAMIC} q_weight_hr=- scale_hr=- mode=lru reverse=False", "lru"),
     "the state of what has none": ("final_state y=%0 of=h", "no recurrent layer"),
     "rows of another length": ("embedding_table x=%1 rows=$8 bits=8 dim=6", "length"),
@@ -176,7 +185,8 @@ REFUSED = {
 def test_what_does_not_fit_is_refused_by_both(name: str) -> None:
     operation, words = REFUSED[name]
     inputs = [reals(4, 3, FEATURES), torch.zeros(3, dtype=torch.int64), reals(3, HIDDEN)]
-    constants = [*layer("lstm"), torch.zeros(5, 13, dtype=torch.uint8)]
+    few_bits = torch.zeros(5, 3, 5, dtype=torch.uint8)  # rows of 40 values, expected a multiple of 32
+    constants = [*layer("lstm"), torch.zeros(5, 13, dtype=torch.uint8), few_bits, int8(4 * HIDDEN - 2, FEATURES)]
     constants[1] = constants[1][: 4 * HIDDEN]
     program = text(f"%9 = {operation}", inputs=3)
     for call in (lambda *given: torch.ops.octet.run_plan(*given, ""), reference_plan.run_plan):

@@ -92,6 +92,28 @@ def test_sums_that_wait(compiled: Backend, lines: list[str], outputs: str) -> No
     run(compiled, [integers(1, 32, 9, 9), integers(1, 32, 9, 9)], (32, 32, 3, 3), lines, outputs)
 
 
+SAME_SIZE = {name: layer for name, layer in LAYERS.items() if layer[0][0] == 32} | {
+    "3x3 of as many": ((32, 32, 3, 3), {}),
+    "1x1 of as many": ((32, 32, 1, 1), {"kernel": 1}),
+}
+
+
+@pytest.mark.parametrize("layer", SAME_SIZE.values(), ids=list(SAME_SIZE))
+@pytest.mark.parametrize(
+    ("later", "outputs"),
+    [("%4", "%9"), ("%5", "%9"), ("%1", "%9"), ("%5", "%9 %1")],
+    ids=["the sum is read twice", "its last use", "the other side is read later", "the other side is given out"],
+)
+def test_sums_in_the_place_of_their_other_side(
+    compiled: Backend, layer: tuple[tuple[int, ...], dict[str, int]], later: str, outputs: str
+) -> None:
+    """A sum is written where its other side lies, which nothing reads after it."""
+    weight, by = layer
+    lines = [conv(1, 0, **by), conv(2, 1, **by), conv(3, 2, **by), f"%4 = add q_a=%3 q_b=%1 {BY}"]
+    lines += [conv(5, 4, **by), conv(6, 5, **by), f"%7 = add q_a=%6 q_b={later} {BY}", conv(9, 7, **by)]
+    run(compiled, [integers(2, 32, 12, 11)], weight, lines, outputs)
+
+
 @pytest.mark.parametrize("shape", [(1, 32, 1, 1), (1, 1, 9, 9), (32, 9, 9), (3, 32, 9, 9)], ids=str)
 def test_sums_that_repeat_a_side(compiled: Backend, shape: tuple[int, ...]) -> None:
     run(

@@ -71,6 +71,13 @@ BAD = {
     "no integer": (line(MEAN_LINE + " keepdim=False", "dim=2,3", "dim=x,"), "'x' is no integer"),
     "an integer beyond int64": (line(MEAN_LINE + " keepdim=False", "dim=2,3", f"dim={2**63},"), "is no integer"),
     "a decimal comma": (line(MUL_LINE, "0.004", "0,004", inputs=2), "is no number"),
+    "a divisor in one dimension": (
+        text(
+            "%8 = reshape x=%0 shape=2,6,35",
+            f"{AVG_LINE.replace('%0', '%8').replace('3,3', '3,')} count_include_pad=True divisor_override=4",
+        ),
+        "a window of one dimension has no divisor_override",
+    ),
     "a multiplier that is NaN": (line(MUL_LINE, "0.004", "nan", inputs=2), "is no number"),
     "an infinite multiplier": (line(MUL_LINE, "0.004", "inf", inputs=2), "expected a finite number"),
     "a multiplier beyond float32": (line(ADD_LINE, "0.7", "1e39", inputs=2), "expected a finite number"),

@@ -69,6 +69,59 @@ def test_values_in_order(case: str, tmp_path: Path) -> None:
     assert largest(exported(q, tmp_path, torch.randn(6, 12))) < 1e-5
 
 
+def attended(y: Tensor, **settings: Any) -> Tensor:
+    heads = y.view(-1, 1, 4, 4)
+    return F.scaled_dot_product_attention(heads, heads.flip(2), heads, **settings).flatten(1)
+
+
+REALS: dict[str, Callable[[Tensor], Tensor]] = {
+    "transposed twice": lambda y: torch.sin(y).T.mT.T.t() * y.ndim,
+    "number of values": lambda y: torch.sin(y) / y.numel(),
+    "unequal": lambda y: y * (torch.sin(y) != 0),
+    "either": lambda y: y * ((y > 0.5) | (y < -0.5)),
+    "both": lambda y: y * torch.logical_and(y > -0.5, y < 0.5),
+    "neither": lambda y: y * torch.logical_not(y > 0.5),
+    "chosen": lambda y: torch.where(torch.sin(y) > 0, y, -y),
+    "numbers before": lambda y: 1 - torch.sin(y) + 2 / (y.abs() + 1),
+    "powers": lambda y: torch.sin(y) ** 2,
+    "the larger and the smaller": lambda y: torch.maximum(torch.sin(y), y) + torch.minimum(y, -y),
+    "product": lambda y: (torch.sin(y)[:, :4, None] @ torch.sin(y)[:, None, :4]).flatten(1),
+    "einsum": lambda y: torch.einsum("ni,nj->nij", torch.sin(y)[:, :4], y[:, 4:8].abs()).flatten(1),
+    "linear": lambda y: F.linear(torch.sin(y), torch.eye(16).flip(0)),
+    "layer norm": lambda y: F.layer_norm(torch.sin(y), (16,)),
+    "root mean square": lambda y: F.rms_norm(torch.sin(y), (16,)),
+    "group norm": lambda y: F.group_norm(torch.sin(y).view(-1, 4, 4), 2).flatten(1),
+    "attention": attended,
+    "causal attention": lambda y: attended(y, is_causal=True),
+    "scaled attention": lambda y: attended(y, scale=0.3),
+    "attention with a mask": lambda y: attended(y, attn_mask=torch.linspace(-2, 2, 16).view(4, 4) > -1.5),
+    "attention with numbers added": lambda y: attended(y, attn_mask=torch.linspace(-2, 2, 16).view(4, 4)),
+    "normalized": lambda y: F.normalize(torch.sin(y)),
+    "padded": lambda y: F.pad(torch.sin(y), (2, 1), value=0.5)[:, 1:17],
+    "reshaped as another": lambda y: torch.sin(y).flatten().reshape_as(y),
+    "moved": lambda y: torch.sin(y).view(-1, 4, 4).movedim(1, 2).flatten(1),
+    "dimensions of one": lambda y: torch.sin(y).unsqueeze(1).unsqueeze(-1).squeeze(1).squeeze(-1),
+    "expanded as another": lambda y: torch.sin(y)[:, :1].expand_as(y) + y,
+    "repeated": lambda y: torch.sin(y)[:, :8].repeat(1, 2),
+    "rolled": lambda y: torch.sin(y).view(-1, 4, 4).roll((1, -1), (1, 2)).flatten(1),
+    "narrowed": lambda y: torch.sin(y).narrow(1, 3, 8).repeat(1, 2),
+    "selected": lambda y: torch.sin(y).index_select(1, torch.arange(15, -1, -1)),
+    "chunks": lambda y: torch.cat(torch.sin(y).chunk(3, 1)[::-1], 1),
+    "splits": lambda y: torch.cat(torch.sin(y).split([5, 11], 1)[::-1], 1),
+    "taken apart": lambda y: torch.stack(torch.sin(y).view(-1, 4, 4).unbind(1), 2).flatten(1),
+    "shuffled": lambda y: F.pixel_shuffle(torch.sin(y).view(-1, 4, 2, 2), 2).flatten(1),
+    "indexed": lambda y: torch.sin(y)[:, torch.arange(15, -1, -1)],
+    "every second": lambda y: torch.sin(y)[..., ::2].repeat(1, 2),
+}
+"""Of reals: the sine keeps what follows from being computed in integers."""
+
+
+@pytest.mark.parametrize("case", REALS)
+def test_values_of_reals(case: str, tmp_path: Path) -> None:
+    q = quant.quantize_static(Between(REALS[case]).eval(), [torch.randn(8, 12) for _ in range(3)], progress=False)
+    assert largest(exported(q, tmp_path, torch.randn(6, 12))) < 0.002
+
+
 def rows_at_places(y: Tensor) -> Tensor:
     """Messages that are added up where they arrive, as in graph networks."""
     target = torch.arange(16).flip(0) % 5

@@ -70,6 +70,19 @@ def test_on_each_instruction_set(residual: tuple[nn.Module, Path], runner: Path,
     assert torch.equal(output, outputs_of(model, inputs)[0])
 
 
+@pytest.mark.parametrize("isa", [one.name for one in build.instruction_sets(build.host_arch())])
+def test_a_convolution_of_many_channels_and_tiles(runner: Path, tmp_path: Path, isa: str) -> None:
+    """By Winograd's products where the instruction set has them (PackedWinograd::serves)."""
+    torch.manual_seed(3)
+    inner = nn.Conv2d(64, 32, 3, padding=1)  # whose outputs are integers, as the next layer's inputs
+    layers = nn.Sequential(nn.Conv2d(3, 64, 1), nn.ReLU(), inner, nn.ReLU(), nn.Conv2d(32, 4, 1)).eval()
+    model = quant.quantize_static(layers, [(image(1, 3, 24, 24),)], progress=False)
+    quant.save(model, tmp_path / "model.q8", runner=True)
+    x = image(2, 3, 28, 21, seed=1)
+    [output] = run_model(runner, tmp_path / "model.q8", tmp_path, [x], 1, QUANT_ISA=isa)
+    assert torch.equal(output, outputs_of(model, [x])[0])
+
+
 def test_the_file_is_one_for_python_too(exported: tuple[str, nn.Module, Path]) -> None:
     name, model, path = exported
     restored = quant.load(path, model=EXAMPLES[name][0]().eval())
@@ -124,6 +137,41 @@ def test_an_input_by_its_name(runner: Path, tmp_path: Path) -> None:
     assert torch.equal(expected, outputs_of(model, inputs)[0])
 
 
+class Masked(nn.Module):
+    """A layer of whose outputs a mask of the caller's leaves some out."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(16, 8), nn.Linear(8, 4)
+
+    def forward(self, x: Tensor, mask: Tensor) -> Tensor:
+        return self.second(self.first(x).masked_fill(mask, 0.0))
+
+
+def test_an_input_of_booleans(runner: Path, tmp_path: Path) -> None:
+    torch.manual_seed(3)
+    model = quant.quantize_static(Masked().eval(), [(image(5, 16), image(5, 8) > 0)], progress=False)
+    quant.save(model, tmp_path / "model.q8", runner=True)
+    inputs = [image(3, 16, seed=1), image(3, 8, seed=1) > 0]
+    [output] = run_model(runner, tmp_path / "model.q8", tmp_path, inputs, 1)
+    assert torch.equal(output, outputs_of(model, inputs)[0])
+    numpy.save(tmp_path / "in1.npy", inputs[1].to(torch.uint8).numpy())
+    words = [word for place in (0, 1) for word in ("--input", tmp_path / f"in{place}.npy")]
+    done = octet_run(runner, tmp_path / "model.q8", *words)
+    assert done.stderr == "octet-run: input 'mask' is uint8, expected bool\n"
+
+
+def test_more_sizes_than_a_model_keeps_plans_for(residual: tuple[nn.Module, Path], runner: Path) -> None:
+    """The plan that was not used for longest goes, and is made anew."""
+    library = Library(runner)
+    model, path = residual
+    handle = library.open(path)
+    for width in (*range(32, 32 + 70), 32, 101, 33):
+        x = image(1, 3, 32, width, seed=width)
+        assert torch.equal(library.run(handle, x), outputs_of(model, [x])[0])
+    library.close(handle)
+
+
 def test_many_threads_share_a_model(residual: tuple[nn.Module, Path], runner: Path) -> None:
     """Each plans sizes of its own while the others run."""
     library = Library(runner)
@@ -146,6 +194,23 @@ def test_many_threads_share_a_model(residual: tuple[nn.Module, Path], runner: Pa
         one.join()
     library.close(handle)
     assert wrong == []
+
+
+def test_a_file_in_memory(residual: tuple[nn.Module, Path], runner: Path) -> None:
+    """The model has a copy of its own: what the caller had may be written over."""
+    library = Library(runner)
+    model, path = residual
+    content = ctypes.create_string_buffer(path.read_bytes(), path.stat().st_size)
+    handle = ctypes.c_void_p(library.calls.octet_open_memory(content, len(content)))
+    assert handle, library.error()
+    ctypes.memset(content, 0xAA, len(content))
+    x = image(2, 3, 32, 40)
+    assert torch.equal(library.run(handle, x), outputs_of(model, [x])[0])
+    library.close(handle)
+    assert library.calls.octet_open_memory(content, len(content)) is None
+    assert library.error().startswith("the file in memory: it is no safetensors file")
+    assert library.calls.octet_open_memory(None, 0) is None
+    assert library.error() == "octet_open_memory: bytes is NULL"
 
 
 def test_errors_are_the_threads_own(residual: tuple[nn.Module, Path], runner: Path) -> None:
@@ -360,6 +425,8 @@ class Library:
             pytest.skip("the emulated machine has no C++ library")
         self.calls = ctypes.CDLL(str(runner / "liboctet.so"))
         self.calls.octet_open.restype = ctypes.c_void_p
+        self.calls.octet_open_memory.restype = ctypes.c_void_p
+        self.calls.octet_open_memory.argtypes = ctypes.c_char_p, ctypes.c_size_t
         self.calls.octet_error.restype = ctypes.c_char_p
 
     def open_raw(self, path: bytes) -> int | None:

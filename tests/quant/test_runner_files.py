@@ -165,6 +165,61 @@ def test_a_bad_file_in_python(saved: bytes, tmp_path: Path, change: Callable[[by
     assert message.removeprefix("it ") in said or f"{path} is no safetensors file, or it was cut: " in said
 
 
+def with_input(**entries: Any) -> Callable[[bytes], bytes]:
+    return lambda saved: with_document(saved, lambda document: document["inputs"][0].update(entries))
+
+
+@pytest.mark.parametrize("name", ["größe", "√x > €", "𝄞 𠀀鿿 \U0010ffff", 'a "word"\\n/', "\x7f"])
+def test_a_name_of_any_letters(saved: bytes, runner: Path, tmp_path: Path, name: str) -> None:
+    """Python writes them as ASCII: escapes of one unit, or of two beyond 16 bits."""
+    (tmp_path / "model.q8").write_bytes(with_input(name=name)(saved))
+    done = octet_run(runner, tmp_path / "model.q8", "--describe")
+    assert done.stdout.startswith(f"input {name} float32 (any, 3, any, any)\n"), done.stderr
+
+
+def test_an_input_of_any_rank(saved: bytes, runner: Path, tmp_path: Path) -> None:
+    (tmp_path / "model.q8").write_bytes(with_input(shape=None, fixed_rank=False)(saved))
+    done = octet_run(runner, tmp_path / "model.q8", "--describe")
+    assert done.stdout.startswith("input x float32 of any rank\n"), done.stderr
+
+
+def unescaped(old: str, new: str) -> Callable[[bytes], bytes]:
+    """The file with other bytes in the name of its input."""
+    assert len(old) == len(new)
+
+    def change(saved: bytes) -> bytes:
+        changed = with_input(name="here" + old)(saved)
+        header, data = taken_apart(changed)
+        text = header["__metadata__"][DOCUMENT].replace("here" + json.dumps(old)[1:-1], "here" + new)
+        header["__metadata__"] |= {DOCUMENT: text, f"{DOCUMENT}_crc32": str(zlib.crc32(text.encode()))}
+        return put_together(header, data)
+
+    return change
+
+
+BAD_INPUT_ENTRIES: dict[str, tuple[Callable[[bytes], bytes], str]] = {
+    "the first half of a letter": (with_input(name="\ud834"), "damaged JSON: half a pair in a string"),
+    "its second half": (with_input(name="\udd1e"), "damaged JSON: half a pair in a string"),
+    "two first halves": (with_input(name="\ud834\ud834"), "damaged JSON: half a pair in a string"),
+    "an escape of no digits": (unescaped("______", r"\u12x4"), "damaged JSON: \\u without four digits"),
+    "an escape of no letter": (unescaped("__", r"\q"), "damaged JSON: an unknown escape in a string"),
+    "a name that moves the cursor": (with_input(name="x\x1b[2J"), "a name has a control character"),
+    "a dtype that no input has": (
+        with_input(dtype="float16"),
+        "'x' is float16, expected float32, uint8, bool or int64",
+    ),
+    "nine dimensions": (with_input(shape=[1] * 9), "'x' has 9 dimensions, expected at most 8"),
+    "sizes of another type": (with_input(shape=[1.5]), "shape is not an integer"),
+}
+
+
+@pytest.mark.parametrize(("change", "message"), BAD_INPUT_ENTRIES.values(), ids=list(BAD_INPUT_ENTRIES))
+def test_an_input_that_no_file_has(
+    saved: bytes, runner: Path, tmp_path: Path, change: Callable[[bytes], bytes], message: str
+) -> None:
+    test_a_bad_file(saved, runner, tmp_path, change, message)
+
+
 def test_a_file_that_is_not_there(runner: Path, tmp_path: Path) -> None:
     done = octet_run(runner, tmp_path / "none.q8", "--describe")
     assert (done.returncode, done.stderr) == (
