@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "core/cpu/of_thread.h"
 #include "core/cpu/scratch.h"
 #include "core/cpu/threads.h"
 #include "core/rows/reals.h"
@@ -89,8 +90,8 @@ void CacheAttention::to(float* out) const {
   const int64_t rows = group * queries, groups = (rows + kRowsOfBytes - 1) / kRowsOfBytes;
   const int64_t products = std::max<int64_t>(1, kRowsOfBytes * length * (width + mixed));
   each_range(batch * kept * groups, std::max<int64_t>(1, kProductsPerThread / products), [&](int64_t begin, int64_t end) {
-    thread_local Scratch<float> scratch;
-    float* const room = scratch.get(2 * kRowsOfBytes * (length + kKeysOfBlock));
+    thread_local Scratch<float>* own = nullptr;
+    float* const room = of_thread(own).get(2 * kRowsOfBytes * (length + kKeysOfBlock));
     for (int64_t unit = begin; unit < end; ++unit) {
       const int64_t first = unit % groups * kRowsOfBytes, head = unit / groups;
       Rows{*this, head / kept, head % kept, first, std::min(kRowsOfBytes, rows - first)}.to(room, out);
