@@ -81,13 +81,13 @@ def steps(seconds: float, seed: int, words: Sequence[str]) -> dict[str, list[str
     tests = [str(HERE), *(f"--ignore={HERE / f'test_{name}.py'}" for name in LEFT_OUT)]
     pytest = [sys.executable, "-m", "pytest", "-q", "-n", "0", "--capture=sys", "-o", "timeout=3600"]
     fuzzers = {
-        f"fuzz_{name}": [
+        name: [
             *(sys.executable, str(HERE / f"fuzz_{name}.py")),
             *("--seconds", str(seconds), "--seed", str(seed)),
         ]
         for name in FUZZERS
     }
-    return {"the tests of the kernels": [*pytest, *tests, *words], **fuzzers}
+    return {"tests": [*pytest, *tests, *words], **fuzzers}
 
 
 def main() -> int:
@@ -107,7 +107,7 @@ def main() -> int:
         return 1
     commands = steps(options.seconds, options.seed, words)
     if options.only:
-        commands = {name: command for name, command in commands.items() if options.only in name}
+        commands = {options.only: commands[options.only]}
     if options.run:
         commands = {" ".join(options.run): options.run}
     failed = []

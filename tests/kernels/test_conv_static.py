@@ -243,3 +243,10 @@ def test_views_of_one_weight_are_told_apart(backend: Backend) -> None:
         sums = backend.conv_u8s8_s32(x, 3, view, None, [1, 1], [0, 0], [1, 1], 1)
         expected = torch.einsum("oi,bihw->bohw", view[:, :, 0, 0].long(), x.long() - 3)
         assert torch.equal(sums.long(), expected)
+
+
+def test_an_image_without_width_is_padding_alone(backend: Backend) -> None:
+    """It has no memory, from which nothing may be copied: `make sanitize` sees that."""
+    x, weight = torch.empty(1, 7, 1, 0, dtype=torch.uint8), torch.ones(7, 1, 1, 1, dtype=torch.int8)
+    out = backend.conv_u8s8_f32(x, 3, weight, None, [1, 1], [0, 1], [1, 1], 7, torch.ones(7))
+    assert torch.equal(out, torch.zeros(1, 7, 1, 2))

@@ -35,7 +35,7 @@ class PaddedInput {
         for (int64_t h = 0; h < shape.in[1]; ++h, from += line) {
           const int64_t begin = offset(n, d + shape.padding[0], h + shape.padding[1], shape.padding[2]);
           std::memset(copy + filled, zero_point, begin - filled);
-          std::memcpy(copy + begin, from, line);
+          if (line) std::memcpy(copy + begin, from, line);  // an image without width has no memory to copy from
           filled = begin + line;
         }
     std::memset(copy + filled, zero_point, offset(shape.batch, 0, 0, 0) - filled);
