@@ -16,6 +16,7 @@ import re
 import shlex
 import subprocess
 import sys
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -95,24 +96,31 @@ def run(shown: list[Block], document: str) -> None:
             run_console(block, document)
 
 
-@pytest.mark.usefixtures("own_registries")
-@pytest.mark.parametrize("document", DOCUMENTS)
-def test_what_it_shows_runs(document: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def in_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A working directory whose files can be imported, as a script's beside it."""
     monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    yield
+    for name, module in list(sys.modules.items()):
+        if str(getattr(module, "__file__", None)).startswith(str(tmp_path)):
+            del sys.modules[name]
+
+
+@pytest.mark.usefixtures("own_registries", "in_a_folder")
+@pytest.mark.parametrize("document", DOCUMENTS)
+def test_what_it_shows_runs(document: str) -> None:
     run([block for block in blocks((CHECKOUT / document).read_text()) if not block.needs], document)
 
 
 @pytest.mark.filterwarnings("ignore")  # what these libraries warn of themselves
-@pytest.mark.usefixtures("own_registries", "torchvision_loads")
+@pytest.mark.usefixtures("own_registries", "torchvision_loads", "in_a_folder")
 @pytest.mark.parametrize(
     ("document", "library"),
     sorted({(one, block.needs) for one in DOCUMENTS for block in blocks((CHECKOUT / one).read_text()) if block.needs}),
 )
-def test_what_needs_another_library_runs(
-    document: str, library: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_needs_another_library_runs(document: str, library: str) -> None:
     pytest.importorskip(library, reason=f"{library} is not installed")
-    monkeypatch.chdir(tmp_path)
     run([block for block in blocks((CHECKOUT / document).read_text()) if block.needs == library], document)
 
 
