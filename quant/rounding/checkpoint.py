@@ -117,7 +117,7 @@ def _form(tensor: Tensor | None) -> str:
 
 def _are_scales(scale: Tensor, *, of_bytes: bool) -> bool:
     """Whether they are finite, and positive; of a group of narrow weights a half may have become 0."""
-    if scale.dtype not in (torch.float32, torch.float16):
+    if scale.dtype not in (torch.float32, torch.float16) or scale.dim() > 3:  # beyond 64 torch compares none
         return False
     return bool((scale.isfinite() & (scale > 0 if of_bytes else scale >= 0)).all())
 

@@ -168,9 +168,9 @@ def zeroed(name: str) -> Edit:
     return edit
 
 
-def shaped(name: str) -> Edit:
+def shaped(name: str, times: int = 1) -> Edit:
     def edit(file: SafeTensors) -> None:
-        file.tensors[name].shape.insert(0, 1)
+        file.tensors[name].shape[:0] = [1] * times
 
     return edit
 
@@ -183,9 +183,10 @@ def shaped(name: str) -> Edit:
         (at("errors", "first", value=["x", 1], key=ROUNDING), "no errors"),
         (without("first/q_weight"), "lacks the weight of 'first'"),
         (zeroed("first/scale"), "the scale of 'first' is none"),
+        (shaped("first/scale", 70), "the scale of 'first' is none"),
         (shaped("first/q_weight"), "q_weight of 'first' is int8 (1, 8, 6) there and int8 (8, 6) here"),
     ],
-    ids=["no errors", "errors that are no numbers", "no weight", "a scale of 0", "another shape"],
+    ids=["no errors", "errors that are no numbers", "no weight", "a scale of 0", "a scale of 71 sizes", "another shape"],
 )
 @pytest.mark.filterwarnings("ignore::quant.calibrate.CalibrationWarning")
 def test_rounding(tmp_path: Path, make: Callable[[], fuzz_files.Kind], edit: Edit, message: str) -> None:
