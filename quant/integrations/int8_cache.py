@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_map
 from transformers import AttentionInterface, DynamicCache
 from transformers.cache_utils import Cache, CacheLayerMixin, DynamicLayer
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
@@ -32,8 +33,9 @@ MOST_QUERIES = 16
 """Up to so many new tokens attention reads the integers; a product of more is faster over reals."""
 
 
-FURTHER = ("softcap", "s_aux")
-"""What some models do to their scores beside scaling and masking them, by the names of the arguments."""
+FURTHER = ("softcap", "s_aux", "sinks", "indices", "block_indices")
+"""What some models do to their scores beside scaling and masking them, and which keys they choose, by the arguments'
+names."""
 
 
 class Int8Cache(Cache):  # type: ignore[misc]
@@ -56,6 +58,8 @@ class Int8Cache(Cache):  # type: ignore[misc]
             Int8CacheLayer(self._config) if type(layer) is DynamicLayer else layer
             for layer in DynamicCache(config=config).layers
         ]
+        missing = getattr(self._config, "num_decoder_layers", None) or 0  # of a T5 with fewer layers in its encoder
+        layers += [Int8CacheLayer(self._config) for _ in range(missing - len(layers))]
         if not any(isinstance(layer, Int8CacheLayer) for layer in layers):
             raise ValueError(
                 f"Int8Cache: no layer of {type(config).__name__} attends to all earlier tokens, so nothing would be "
@@ -101,8 +105,9 @@ class Int8CacheLayer(CacheLayerMixin):  # type: ignore[misc]
         """The values, likewise."""
         return self._reals(2) if self.is_initialized else None
 
-    def _reals(self, part: int) -> Tensor:
-        return read_byte_cache(self._parts[part], self._parts[part + 1], self._length).to(self.dtype)
+    def _reals(self, part: int, length: int | None = None) -> Tensor:
+        length = self._length if length is None else length
+        return read_byte_cache(self._parts[part], self._parts[part + 1], length).to(self.dtype)
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
         """Called by `update`."""
@@ -127,6 +132,11 @@ class Int8CacheLayer(CacheLayerMixin):  # type: ignore[misc]
         Returns:
             keys and values of all tokens: reals; or with the attention "octet" what it alone can read.
         """
+        if torch.is_grad_enabled() and (key_states.requires_grad or value_states.requires_grad):
+            raise ValueError(
+                "Int8Cache: keys or values have a gradient, which integers have not; call the model in "
+                "torch.inference_mode() or no_grad(), or train with a DynamicCache"
+            )
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
         batch, heads, new = key_states.shape[:3]
@@ -140,14 +150,14 @@ class Int8CacheLayer(CacheLayerMixin):  # type: ignore[misc]
             roomy = needed + needed // 4 + 4 * BLOCK
             self._allocate(key_states, value_states, roomy - roomy % BLOCK)
         keys, key_scale, values, value_scale = self._parts
-        torch.ops.octet.write_byte_cache(key_states.detach().float(), start, keys, key_scale)
-        torch.ops.octet.write_byte_cache(value_states.detach().float(), start, values, value_scale)
+        torch.ops.octet.write_byte_cache(key_states.float(), start, keys, key_scale)
+        torch.ops.octet.write_byte_cache(value_states.float(), start, values, value_scale)
         self._length = needed
         if start == 0:
             return key_states, value_states
         reads_integers = ATTENTIONS.get(self._config._attn_implementation) is octet_attention
         if reads_integers and new <= MOST_QUERIES:
-            return _held(self, keys), _held(self, values)
+            return _held(self, 0, keys), _held(self, 2, values)
         return self._reals(0), self._reals(2)
 
     def attend(self, q: Tensor, scale: float, mask: Tensor | None, *, causal: bool) -> Tensor:
@@ -201,25 +211,41 @@ class Int8CacheLayer(CacheLayerMixin):  # type: ignore[misc]
 
 
 class Held(Tensor):
-    """Keys or values of a layer for the attention "octet": of their shape, and without numbers for anything else."""
+    """Keys or values of a layer, of their shape and without numbers, for the attention "octet".
+
+    Anything else that computes with them gets reals: a model that works on keys between cache and attention, or one
+    whose attention was changed since.
+    """
 
     layer: Int8CacheLayer
+    part: int
 
     def __repr__(self) -> str:  # type: ignore[override]
         return f"Held{tuple(self.shape)}"
 
     @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if getattr(func, "__name__", "") == "__get__":  # its shape and dtype
+            with torch._C.DisableTorchFunctionSubclass():
+                return func(*args, **(kwargs or {}))
+        return func(*tree_map(_as_reals, args), **tree_map(_as_reals, kwargs or {}))
+
+    @classmethod
     def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # type: ignore[override]
         raise RuntimeError(
-            f"Int8Cache: {func} reads keys or values that are int8, and only the attention {NAME!r} can; this model "
-            "computes with them before: model.set_attn_implementation('sdpa') gives it reals"
+            f"Int8Cache: {func} reads keys or values that are int8, and only the attention {NAME!r} can; "
+            "model.set_attn_implementation('sdpa') gives it reals, and a cache that is made after that"
         )
 
 
-def _held(layer: Int8CacheLayer, part: Tensor) -> Held:
-    sizes = (*part.shape[:2], layer.get_seq_length(), part.shape[3])
+def _as_reals(one: Any) -> Any:
+    return one.layer._reals(one.part, one.shape[2]) if isinstance(one, Held) else one
+
+
+def _held(layer: Int8CacheLayer, part: int, kept: Tensor) -> Held:
+    sizes = (*kept.shape[:2], layer.get_seq_length(), kept.shape[3])
     held: Held = torch.Tensor._make_wrapper_subclass(Held, sizes, dtype=layer.dtype, device=torch.device("cpu"))
-    held.layer = layer
+    held.layer, held.part = layer, part
     return held
 
 
@@ -236,16 +262,19 @@ def octet_attention(
     if not isinstance(key, Held):
         return _over_reals(module, query, key, value, attention_mask, **kwargs)
     layer = key.layer
-    if kwargs.get("dropout") or kwargs.get("position_bias") is not None or query.requires_grad:
-        return _over_reals(module, query, layer._reals(0), layer._reals(2), attention_mask, **kwargs)
     scaling, causal = kwargs.get("scaling"), kwargs.get("is_causal")
     if causal is None:
         causal = getattr(module, "is_causal", True)
+    queries = query.shape[2]
+    if kwargs.get("dropout") or kwargs.get("position_bias") is not None or query.requires_grad:
+        if attention_mask is None and causal and queries > 1:  # "sdpa" would take the first keys for the queries' own
+            attention_mask = torch.ones(queries, key.shape[2], dtype=torch.bool).tril(key.shape[2] - queries)
+        return _over_reals(module, query, layer._reals(0), layer._reals(2), attention_mask, **kwargs)
     y = layer.attend(
         query,
         query.shape[-1] ** -0.5 if scaling is None else float(scaling),
         attention_mask,
-        causal=bool(causal) and attention_mask is None and query.shape[2] > 1,
+        causal=bool(causal) and attention_mask is None and queries > 1,
     )
     return y.transpose(1, 2).contiguous(), None
 
@@ -259,9 +288,19 @@ def _added(mask: Tensor | None, length: int) -> Tensor | None:
     """A mask as what is added to scores."""
     if mask is None:
         return None
+    if mask.dtype != torch.bool and not mask.is_floating_point():
+        raise TypeError(f"attention_mask is {mask.dtype}, expected bool, or real values to add")
     mask = mask[..., :length]
     return torch.where(mask, 0.0, -torch.inf) if mask.dtype == torch.bool else mask.float()
 
 
+def octet_mask(batch_size: int, q_length: int, kv_length: int, **kwargs: Any) -> Tensor | None:
+    """transformers' mask for "sdpa", and one for several queries always: some models cut queries off behind it."""
+    if q_length > 1:
+        kwargs["allow_is_causal_skip"] = False
+    mask: Tensor | None = sdpa_mask(batch_size=batch_size, q_length=q_length, kv_length=kv_length, **kwargs)
+    return mask
+
+
 AttentionInterface.register(NAME, octet_attention)
-AttentionMaskInterface.register(NAME, sdpa_mask)
+AttentionMaskInterface.register(NAME, octet_mask)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import inspect
 import math
 from typing import Any
@@ -29,7 +30,7 @@ from transformers import (
 )
 from transformers.cache_utils import EncoderDecoderCache
 
-from quant.integrations.int8_cache import Held, Int8Cache, Int8CacheLayer
+from quant.integrations.int8_cache import Held, Int8Cache, Int8CacheLayer, octet_attention, octet_mask
 
 SMALL: dict[str, Any] = {"vocab_size": 97, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2}
 CACHE = "cache" if "cache" in inspect.signature(LlamaForCausalLM.forward).parameters else "past_key_values"
@@ -178,7 +179,15 @@ def test_layers_with_a_window_keep_theirs() -> None:
 @implementations
 def test_an_encoder_and_a_decoder(attention: str) -> None:
     torch.manual_seed(0)
-    config = T5Config(vocab_size=97, d_model=64, d_kv=16, d_ff=96, num_layers=2, num_heads=4, decoder_start_token_id=0)
+    config = T5Config(
+        vocab_size=97,
+        d_model=64,
+        d_kv=16,
+        d_ff=96,
+        num_layers=2,
+        num_heads=4,
+        decoder_start_token_id=0,
+    )
     model: Any = T5ForConditionalGeneration(config).eval()
     model.set_attn_implementation(attention)
     prompt = torch.randint(3, 97, (2, 9))
@@ -193,15 +202,65 @@ def test_an_encoder_and_a_decoder(attention: str) -> None:
     assert db(found.logits[0], expected.logits[0]) > 30
 
 
-def test_what_computes_with_the_integers_is_an_error() -> None:
-    model = llama("octet")
-    layer = Int8Cache(model).layers[0]
+def test_what_else_computes_with_the_keys_gets_reals() -> None:
+    layer = Int8Cache(llama("octet")).layers[0]
     layer.update(torch.randn(1, 2, 3, 16), torch.randn(1, 2, 3, 16))
-    held, _ = layer.update(torch.randn(1, 2, 1, 16), torch.randn(1, 2, 1, 16))
-    assert isinstance(held, Held)
-    assert held.shape == (1, 2, 4, 16)
-    with pytest.raises(RuntimeError, match=r"set_attn_implementation\('sdpa'\) gives it reals"):
-        held * 2
+    keys, values = layer.update(torch.randn(1, 2, 1, 16), torch.randn(1, 2, 1, 16))
+    assert isinstance(keys, Held)
+    assert keys.shape == (1, 2, 4, 16)
+    doubled, mixed = keys * 2, torch.cat([keys, values], 1)
+    assert type(doubled) is Tensor
+    assert torch.equal(doubled, 2 * layer.keys)
+    assert torch.equal(mixed, torch.cat([layer.keys, layer.values], 1))
+    q = torch.randn(1, 2, 1, 16)
+    y = nn.functional.scaled_dot_product_attention(q, keys, values)
+    assert torch.equal(y, nn.functional.scaled_dot_product_attention(q, layer.keys, layer.values))
+
+
+def test_a_copied_cache_follows_no_later_attention_and_is_right() -> None:
+    model: Any = llama("octet")
+    tokens = torch.randint(97, (1, 12), generator=torch.Generator().manual_seed(7))
+    cache = Int8Cache(model)
+    steps(model, cache, tokens[:, :8], (8,))
+    copied = copy.deepcopy(cache)
+    expected = steps(model, cache, tokens[:, 8:], (1,) * 4)
+    model.set_attn_implementation("sdpa")
+    torch.testing.assert_close(steps(model, copied, tokens[:, 8:], (1,) * 4), expected, rtol=0, atol=2e-5)
+
+
+def test_several_tokens_see_those_before_them_without_a_mask_too() -> None:
+    model = llama("octet")
+    layer, module = Int8Cache(model).layers[0], model.get_submodule("model.layers.0.self_attn")
+    layer.update(torch.randn(1, 2, 9, 16), torch.randn(1, 2, 9, 16))
+    held, q = layer.update(torch.randn(1, 2, 3, 16), torch.randn(1, 2, 3, 16)), torch.randn(1, 4, 3, 16)
+    one, _ = octet_attention(module, q, *held, None)
+    other, _ = octet_attention(module, q.clone().requires_grad_(), *held, None)
+    torch.testing.assert_close(one, other.detach(), rtol=0, atol=1e-5)
+    for queries in (3, 1):
+        mask = octet_mask(batch_size=1, q_length=queries, kv_length=12, q_offset=12 - queries, kv_offset=0)
+        assert (mask is None) == (queries == 1)
+
+
+def test_gradients_are_an_error() -> None:
+    model: Any = llama("octet")
+    with pytest.raises(ValueError, match="keys or values have a gradient, which integers have not"):
+        model(torch.randint(97, (1, 4)), use_cache=True, **{CACHE: Int8Cache(model)})
+
+
+def test_a_mask_of_integers_is_an_error() -> None:
+    model = llama("octet")
+    layer, module = Int8Cache(model).layers[0], model.get_submodule("model.layers.0.self_attn")
+    layer.update(torch.randn(1, 2, 3, 16), torch.randn(1, 2, 3, 16))
+    held = layer.update(torch.randn(1, 2, 1, 16), torch.randn(1, 2, 1, 16))
+    with pytest.raises(TypeError, match=r"attention_mask is torch.int64, expected bool"):
+        octet_attention(module, torch.randn(1, 4, 1, 16), *held, torch.ones(1, 1, 1, 4, dtype=torch.int64))
+
+
+@pytest.mark.parametrize("name", ["indices", "block_indices", "s_aux"])
+def test_keys_that_a_model_chooses_are_refused(name: str) -> None:
+    q, k = torch.randn(1, 4, 1, 16), torch.randn(1, 4, 3, 16)
+    with pytest.raises(ValueError, match=f"the attention 'octet' has no '{name}', which Identity asks for"):
+        octet_attention(nn.Identity(), q, k, k, None, **{name: torch.zeros(1)})
 
 
 def test_scores_that_are_bent_want_another_attention() -> None:
@@ -216,6 +275,10 @@ def test_scores_that_are_bent_want_another_attention() -> None:
     model.set_attn_implementation("eager")
     expected = steps(model, DynamicCache(), tokens, (8, *(1,) * 4))
     assert db(steps(model, Int8Cache(model), tokens, (8, *(1,) * 4)), expected) > 38
+
+
+def test_a_decoder_of_more_layers_than_its_encoder() -> None:
+    assert len(Int8Cache(T5Config(num_layers=1, num_decoder_layers=3)).layers) == 3
 
 
 def test_another_batch_is_an_error() -> None:
