@@ -288,8 +288,8 @@ struct Gemm {
     FileBuffer<int8_t> buffer;
     int8_t* const filled = buffer.get(n * depth);
     for (int64_t j = 0; j < n; ++j) {
-      std::memcpy(filled + j * depth, weight + j * k, k);
-      std::memset(filled + j * depth + k, 0, depth - k);
+      std::copy_n(weight + j * k, k, filled + j * depth);  // of no weights from the null pointer too
+      std::fill_n(filled + j * depth + k, depth - k, int8_t{0});
     }
     tile::pack<Arch>(filled, n, depth, packed);
   }
