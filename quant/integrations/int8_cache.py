@@ -12,6 +12,7 @@ as they are, and what is kept of them is rounded.
 
 from __future__ import annotations
 
+import types
 from typing import Any
 
 import torch
@@ -224,14 +225,14 @@ class Held(Tensor):
         return f"Held{tuple(self.shape)}"
 
     @classmethod
-    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if getattr(func, "__name__", "") == "__get__":  # its shape and dtype
+    def __torch_function__(cls, func: Any, classes: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if isinstance(func, types.MethodWrapperType):  # that reads an attribute: its shape, its dtype
             with torch._C.DisableTorchFunctionSubclass():
                 return func(*args, **(kwargs or {}))
         return func(*tree_map(_as_reals, args), **tree_map(_as_reals, kwargs or {}))
 
     @classmethod
-    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # type: ignore[override]
+    def __torch_dispatch__(cls, func: Any, classes: Any, args: Any = (), kwargs: Any = None) -> Any:  # type: ignore[override]
         raise RuntimeError(
             f"Int8Cache: {func} reads keys or values that are int8, and only the attention {NAME!r} can; "
             "model.set_attn_implementation('sdpa') gives it reals, and a cache that is made after that"
