@@ -131,7 +131,7 @@ class Int8CacheLayer(CacheLayerMixin):  # type: ignore[misc]
         """Keep new tokens, (batch, heads, tokens, width).
 
         Returns:
-            keys and values of all tokens: reals; or with the attention "octet" what it alone can read.
+            keys and values of all tokens: reals; or a `Held` of each with the attention "octet", which reads integers.
         """
         if torch.is_grad_enabled() and (key_states.requires_grad or value_states.requires_grad):
             raise ValueError(

@@ -397,6 +397,17 @@ def recipes() -> Kind:
     return Kind(json.dumps(recipe.to_dict()).encode(), of_json, load, names_file=False, suffix=".json")
 
 
+def unfolded(path: Path, files: dict[str, bytes], name: str) -> Path:
+    """A folder beside `path` with these files, of which one is what `path` holds behind a line of its name."""
+    changed, _, data = path.read_bytes().partition(b"\n")
+    folder = path.parent / name
+    folder.mkdir(exist_ok=True)
+    for one, whole in files.items():
+        (folder / one).unlink(missing_ok=True)  # what is mapped stays as it is
+        (folder / one).write_bytes(data if one == changed.decode() else whole)
+    return folder
+
+
 def shards() -> Kind:
     """A folder with an index, two files and a configuration, of which one is altered."""
     state = made(Small).state_dict()
@@ -416,12 +427,7 @@ def shards() -> Kind:
         return b"\n".join([name.encode(), changed]), f"{name}: {said}", True
 
     def load(path: Path) -> Any:
-        changed, _, data = path.read_bytes().partition(b"\n")
-        folder = path.parent / "altered"
-        folder.mkdir(exist_ok=True)
-        for name in files:
-            (folder / name).unlink(missing_ok=True)  # what is mapped stays as it is
-            (folder / name).write_bytes(data if name == changed.decode() else files[name])
+        folder = unfolded(path, files, "altered")
         with torch.device("meta"):
             model = Small().eval()
         return called(quant.load_quantized(model, folder), ROWS)
@@ -464,13 +470,7 @@ def pretrained() -> Kind:
         return b"\n".join([b"config.json", text.encode("utf-8", "replace")]), f"recipe: {said}", True
 
     def load(path: Path) -> Any:
-        changed, _, data = path.read_bytes().partition(b"\n")
-        folder = path.parent / "pretrained"
-        folder.mkdir(exist_ok=True)
-        for one in files:
-            (folder / one).unlink(missing_ok=True)  # what is mapped stays as it is
-            (folder / one).write_bytes(data if one == changed.decode() else files[one])
-        model = kind.from_pretrained(folder)
+        model = kind.from_pretrained(unfolded(path, files, "pretrained"))
         return called(lambda: model(**subject.batch()).logits)
 
     refusals = (ValueError, OSError, RuntimeError)
