@@ -1,6 +1,8 @@
 #include "core/cpu/of_thread.h"
 
+#include <atomic>
 #include <new>
+#include <utility>
 
 #include "core/cpu/memory.h"
 
@@ -14,40 +16,41 @@ namespace octet {
 namespace {
 
 struct Entry {
-  void* object;
+  void* place;
   void (*end)(void*);
   Entry* next;
 };
 
 void end_all(void* first) {
   for (Entry* entry = static_cast<Entry*>(first); entry;) {
-    Entry* const next = entry->next;
-    entry->end(entry->object);
-    delete entry;
-    entry = next;
+    entry->end(entry->place);
+    delete std::exchange(entry, entry->next);
   }
 }
 
 #if !defined(_WIN32)
+// Whether the key is there: not when the process ends, when another library may have been given its number.
+std::atomic<bool> has_key{false};
+
 // The entries of each thread. When the library is closed, or the process ends, those of other threads are left to the system.
 class Entries {
  public:
-  Entries() : problem_(pthread_key_create(&key_, end_all)) {}
+  Entries() { has_key = pthread_key_create(&key_, end_all) == 0; }
   ~Entries() {
-    if (problem_) return;
+    if (!has_key.exchange(false)) return;
     end_all(pthread_getspecific(key_));
     pthread_key_delete(key_);
   }
 
-  // Whether there was memory for it. Without a key, and behind the end of the process, nobody ends the object.
+  // Whether there was memory for it. Without a key nobody ends the object.
   bool add(Entry* entry) {
-    entry->next = problem_ ? nullptr : static_cast<Entry*>(pthread_getspecific(key_));
-    return problem_ || pthread_setspecific(key_, entry) != ENOMEM;
+    if (!has_key) return delete entry, true;
+    entry->next = static_cast<Entry*>(pthread_getspecific(key_));
+    return pthread_setspecific(key_, entry) != ENOMEM;
   }
 
  private:
   pthread_key_t key_{};
-  const int problem_;
 };
 #else
 struct Entries {
@@ -64,12 +67,12 @@ struct Entries {
 
 }  // namespace
 
-void end_with_thread(void* object, void (*end)(void*)) {
+void end_with_thread(void* place, void (*end)(void*)) {
   static Entries entries;
-  Entry* const entry = new (std::nothrow) Entry{object, end, nullptr};
+  Entry* const entry = new (std::nothrow) Entry{place, end, nullptr};
   if (entry && entries.add(entry)) return;
   delete entry;
-  end(object);
+  end(place);
   throw_no_memory(sizeof(Entry), "what a thread keeps");
 }
 

@@ -4,16 +4,19 @@
 
 namespace octet {
 
-// Calls end(object) when this thread ends, or at once, before it throws std::bad_alloc, where there is no memory to note that.
-void end_with_thread(void* object, void (*end)(void*));
+// Calls end(place) when this thread ends, or at once, before it throws std::bad_alloc, where there is no memory to note that.
+void end_with_thread(void* place, void (*end)(void*));
 
 // The object of this thread, which is made at the first call: `thread_local T* own = nullptr; return of_thread(own);`.
 template <class T>
 T& of_thread(T*& own) {
   if (!own) {
-    T* const made = new T;
-    end_with_thread(made, [](void* object) { delete static_cast<T*>(object); });
-    own = made;
+    own = new T;
+    end_with_thread(&own, [](void* place) {
+      T*& object = *static_cast<T**>(place);
+      delete object;
+      object = nullptr;  // what ends later in this thread may compute once more
+    });
   }
   return *own;
 }
