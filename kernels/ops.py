@@ -312,6 +312,12 @@ def _fake_conv(dtype: torch.dtype) -> Callable[..., Tensor]:
 
 def _fake_run_plan(inputs: list[Tensor], constants: list[Tensor], program: str, backend: str) -> list[Tensor]:
     # The reference's own shapes, by the shape functions of the operators where the reference would do arithmetic.
+    for place, one in enumerate(constants):
+        if one.device != constants[0].device:
+            raise ValueError(
+                f"run_plan: constant 0 is on {constants[0].device} and constant {place} on {one.device}, expected one "
+                "device"
+            )
     operators = torch.ops.octet
     table = dict(reference_ops.OPS)
     table.update(quantize=operators.quantize, dequantize=operators.dequantize)

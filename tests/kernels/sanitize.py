@@ -30,7 +30,7 @@ FLAGS = (
 """`vptr` would need the names of torch's types. What the children of fuzzers do after a report is not looked at."""
 LIBRARIES = ("libasan.so", "libubsan.so", "libstdc++.so")
 """Preloaded, in this order: AddressSanitizer takes the place of the C++ library's throwing only where it is there."""
-LEFT_OUT = ("core", "instruction_sets", "readme", "team", "fuzzing")
+LEFT_OUT = ("amx", "core", "cpp_coverage", "fuzzing", "instruction_sets", "of_thread", "readme", "sanitize", "team")
 """Tests of programs that they compile themselves, which has nothing of the extension; and the fuzzers' own."""
 FUZZERS = ("arguments", "kernels", "plans")
 SECONDS = float(os.environ.get("OCTET_FUZZ_SECONDS", "60"))

@@ -252,6 +252,15 @@ def test_a_plan_of_two_devices_is_held_to_it_line_by_line() -> None:
         ALL.run_plan([x, shape], [], text.format(f"{line} output_zero_point=1 quant_min=0 quant_max=255"), "")
 
 
+def test_constants_of_a_plan_lie_on_one_device() -> None:
+    """One that no line reads as well: the kernels refuse it, and the shape function takes the place of the kernels."""
+    text, there = "octet-plan 1\ninputs %0\n%1 = same x=%0\noutputs %1", weight(2, 2)
+    for operator in (ALL.run_plan, ALL.run_plan_of_finite):
+        with pytest.raises(ValueError, match="constant 0 is on cpu and constant 1 on meta, expected one device"):
+            operator([q_x(2)], [there, there.to("meta")], text, "")
+        assert operator([q_x(2)], [there, there], text, "")[0].equal(q_x(2))
+
+
 @pytest.mark.parametrize("name", ["all_finite", "route", "time_text"])
 def test_what_has_no_memory_is_not_looked_at(extension: None, name: str) -> None:
     native = torch.ops.octet_native

@@ -1,7 +1,6 @@
 #include "core/plan/builder.h"
 
 #include <algorithm>
-#include <cstring>
 #include <numeric>
 #include <stdexcept>
 
@@ -101,7 +100,7 @@ void copy_rows(const PlanLoops& loops, const T* from, T* to) {
       T* out = to + at[0];
       const T* in = from + at[1];
       if (to_step == 1 && from_step == 1)
-        std::memcpy(out, in, n * sizeof(T));
+        std::copy_n(in, n, out);
       else
         for (int64_t i = 0; i < n; ++i) out[i * to_step] = in[i * from_step];
     });

@@ -113,7 +113,7 @@ PlanView lower(PlanBuilder& b, const Operation& operation, const op::IndexSelect
         if (bytes == sizeof(float))
           each([](uint8_t* out, const uint8_t* in) { std::memcpy(out, in, sizeof(float)); });
         else
-          each([bytes](uint8_t* out, const uint8_t* in) { std::memcpy(out, in, bytes); });
+          each([bytes](uint8_t* out, const uint8_t* in) { std::copy_n(in, bytes, out); });
         i += count;
       }
     });

@@ -1,5 +1,5 @@
 // Rows of tables, by indices.
-#include <cstring>
+#include <algorithm>
 #include <stdexcept>
 
 #include "core/cpu/threads.h"
@@ -11,7 +11,7 @@ namespace {
 
 void copy_rows(const float* rows, int64_t dim, const int64_t* indices, int64_t n, float* out) {
   each_range(n, kBagsPerThread, [&](int64_t begin, int64_t end) {
-    for (int64_t i = begin; i < end; ++i) std::memcpy(out + i * dim, rows + indices[i] * dim, dim * sizeof(float));
+    for (int64_t i = begin; i < end; ++i) std::copy_n(rows + indices[i] * dim, dim, out + i * dim);
   });
 }
 

@@ -7,7 +7,6 @@
 // instead, in plain loops. reference_ops.matmul says what they mean.
 #include <algorithm>
 #include <cmath>
-#include <cstring>
 
 #include "core/cpu/of_thread.h"
 #include "core/cpu/scratch.h"
@@ -59,7 +58,7 @@ struct Product {
   const int8_t* turn(const uint8_t* b, Room& space) const {
     uint8_t* const turned = space.turned.get(n * k);
     if (ldb == 1)
-      for (int64_t j = 0; j < n; ++j) std::memcpy(turned + j * k, b + j * b_step, k);
+      for (int64_t j = 0; j < n; ++j) std::copy_n(b + j * b_step, k, turned + j * k);
     else if (b_step == 1)
       transpose(b, ldb, k, n, turned, k);
     else
@@ -89,7 +88,7 @@ struct Product {
   // The sum of a row of a, which is copied to where kernels may read past its end.
   int32_t take_row(const uint8_t* row, uint8_t* to) const {
     if (a_step == 1)
-      std::memcpy(to, row, k);
+      std::copy_n(row, k, to);
     else
       for (int64_t i = 0; i < k; ++i) to[i] = row[i * a_step];
     uint32_t sum = 0;  // only of use where the sums fit

@@ -1,7 +1,6 @@
 // What only moves values. Permuting and slicing make another view and cost nothing at run time.
 #include <algorithm>
 #include <cmath>
-#include <cstring>
 
 #include "core/gemm/workspace.h"
 #include "core/plan/lower.h"
@@ -234,7 +233,7 @@ void gather(PlanBuilder& b, const PlanView& x, const PlanView& out, const std::s
         if (!offset.inside) {
           std::fill_n(to, length, fill);
         } else if (whole) {
-          std::memcpy(to, source, length * sizeof(T));
+          std::copy_n(source, length, to);
         } else {
           for (int64_t i = 0; i < length; ++i) to[i] = last[i] < 0 ? fill : source[last[i]];
         }
