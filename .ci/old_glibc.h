@@ -2,7 +2,7 @@
 // versions from 2.27 on: torch's own wheels ask for 2.28.
 #pragma once
 
-// Locks that moved from libpthread to libc in 2.34 and got a new version there. The old one is the same code, in both.
+// Locks and keys of threads, which moved from libpthread to libc in 2.34 and got a new version there. The old one is the same code, in both.
 #if defined(__x86_64__)
 #define OCTET_FIRST_VERSION "GLIBC_2.2.5"
 #elif defined(__aarch64__)
@@ -11,6 +11,10 @@
 __asm__(".symver pthread_rwlock_rdlock, pthread_rwlock_rdlock@" OCTET_FIRST_VERSION);
 __asm__(".symver pthread_rwlock_wrlock, pthread_rwlock_wrlock@" OCTET_FIRST_VERSION);
 __asm__(".symver pthread_rwlock_unlock, pthread_rwlock_unlock@" OCTET_FIRST_VERSION);
+__asm__(".symver pthread_key_create, pthread_key_create@" OCTET_FIRST_VERSION);
+__asm__(".symver pthread_key_delete, pthread_key_delete@" OCTET_FIRST_VERSION);
+__asm__(".symver pthread_getspecific, pthread_getspecific@" OCTET_FIRST_VERSION);
+__asm__(".symver pthread_setspecific, pthread_setspecific@" OCTET_FIRST_VERSION);
 
 // Of 2.32: libstdc++ counts references without atomic instructions where it says that there is one thread. Never so is
 // always right. Hidden, so that nobody else in the process sees this one.

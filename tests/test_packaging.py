@@ -465,3 +465,26 @@ print(quant.kernels.available()["native"], "|", warning.message)
     reason, warning = run_installed(installed, code).split("|")
     assert "quant build" in reason
     assert "slow reference backend" in warning
+
+
+def asked_of_newer_libraries(library: Path) -> set[str]:
+    """The symbols of a library that come with glibc 2.28 or newer, which systems that wheels are for may not have."""
+    table = subprocess.run(["objdump", "-T", str(library)], capture_output=True, text=True, check=True).stdout
+    found = re.findall(r"\*UND\*.*GLIBC_2\.(\d+)[\d.]*\)? +(\w+)", table)
+    return {name for minor, name in found if int(minor) > 27}
+
+
+@pytest.mark.skipif(shutil.which("objdump") is None, reason="no objdump")
+@pytest.mark.skipif(
+    "CS_GNU_LIBC_VERSION" not in os.confstr_names or os.confstr("CS_GNU_LIBC_VERSION") != "glibc 2.36",
+    reason=".ci/old_glibc.h is written for the headers of Debian 12",
+)
+def test_what_newer_systems_alone_have_is_replaced_in_wheels() -> None:
+    """A wheel built with a symbol that nobody replaced is for fewer systems; its build says so, minutes of it later."""
+    library = CHECKOUT / "kernels" / "_octet.so"
+    if not library.exists():
+        pytest.skip("the kernels are not built")
+    asked = asked_of_newer_libraries(library)
+    replaced = (CHECKOUT / ".ci" / "old_glibc.h").read_text(encoding="utf-8")
+    assert "pthread_rwlock_rdlock" in asked
+    assert {name for name in asked if not re.search(rf"\b{name}\b", replaced)} == set()
