@@ -15,6 +15,7 @@ each int8 layer in the header of its files, and its layers are built by them bef
 from __future__ import annotations
 
 import json
+import math
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -314,12 +315,18 @@ class _Saved:
         for name, one in layers.items():
             if SHARES in one and SHARES in layers.get(one[SHARES], {SHARES: None}):
                 raise ValueError(f"layer {name!r} shares the tensors of {one[SHARES]!r}, which has none of its own")
+        for name, (_, shape) in header["tensors"].items():
+            if math.prod(shape) > MOST_VALUES:
+                raise ValueError(f"tensor {name!r} of shape {tuple(shape)} is larger than any memory")
         forms = {
             name: torch.empty(shape, dtype=getattr(torch, of), device="meta")
             for name, (of, shape) in header["tensors"].items()
         }
         return cls(layers, forms, Report(tuple(ReportEntry(**entry) for entry in header["report"])))
 
+
+MOST_VALUES = 2**47
+"""Of a tensor: what x86-64 can address, a byte each."""
 
 _DAMAGED = (ValueError, KeyError, TypeError, AttributeError, RuntimeError)
 

@@ -198,7 +198,9 @@ def alike(found: list[Tensor] | Exception, wanted: list[Tensor] | Exception, pla
 
 def main(seed: int, count: int, last: Path) -> None:
     """`count` cases, of which those that differ are printed; `last` holds the one that runs."""
-    resource.setrlimit(resource.RLIMIT_AS, (1 << 34, 1 << 34))
+    pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[0])  # a sanitizer's are many
+    most = pages * resource.getpagesize() + (1 << 34)
+    resource.setrlimit(resource.RLIMIT_AS, (most, most))
     torch.set_num_threads(1)
     torch.ops.octet.run_plan(*network(), "")
     chance, seen = random.Random(seed), Counter[str]()

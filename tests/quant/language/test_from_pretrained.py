@@ -339,6 +339,10 @@ ALTERED: dict[str, tuple[Callable[[dict[str, Any]], object], str]] = {
         lambda header: header["tensors"][f"{LAYER}.q_weight"][1].pop(),
         f"layer '{LAYER}' of the checkpoint is no int8 Linear: .*; load its files again",
     ),
+    "a form beyond all memory": (
+        lambda header: header["tensors"][f"{LAYER}.q_weight"].__setitem__(1, [2**62, 4, 8]),
+        f"a damaged header 'octet' .*tensor '{LAYER}.q_weight' of shape .* is larger than any memory",
+    ),
     "a setting that no layer has": (
         lambda header: header["layers"][LAYER]["inner"][""].update(forward=8),
         f"layer '{LAYER}' of the checkpoint, part '': setting 'forward' is not one of an int8 layer, got 8; load",
