@@ -510,6 +510,9 @@ def check(kind: str, draws: Draws, drawn: Callable[[], None]) -> str:
 
 def every(names: Sequence[str]) -> int:
     """Each call of each job: killed before, within and after it, and refused from there on."""
+    if unknown := sorted(set(names) - set(JOBS)):
+        print(f"--every: no job is called {', '.join(unknown)}; there are {', '.join(JOBS)}", file=sys.stderr)
+        return 2
     outcomes, failed = Counter[str](), 0
     for name in names:
         for place in range(reference(name).calls):
