@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 import torch
 from peers import Missing
-from static_peers import OPSET, compiled_by_openvino, quiet
+from static_peers import OPSET, compiled_by_openvino, quantized_by_onnxruntime, quiet, session_of
 from torch import Tensor, nn
 
 Inputs = Mapping[str, Tensor]
@@ -60,29 +60,10 @@ Maker = Callable[[Subject], Quantized]
 def onnxruntime_static(subject: Subject) -> Quantized:
     """ONNX Runtime's `quantize_static`: QDQ, uint8 activations by min-max (its default), int8 weights per channel."""
     with _onnxruntime() as (ort, folder):
-        from onnxruntime.quantization import CalibrationDataReader, QuantFormat, QuantType, quantize_static
-        from onnxruntime.quantization.shape_inference import quant_pre_process
-
-        class Reader(CalibrationDataReader):  # type: ignore[misc, unused-ignore]
-            def __init__(self) -> None:
-                self.feeds = iter([_arrays(one) for one in subject.calls])
-
-            def get_next(self) -> dict[str, Any] | None:
-                return next(self.feeds, None)
-
-        exported, ready, quantized = (folder / f"{name}.onnx" for name in ("float", "ready", "int8"))
+        exported = folder / "float.onnx"
         _export(subject, exported)
-        try:
-            quant_pre_process(exported, ready)
-        except AssertionError:  # of its symbolic shapes, which not all reshapes of attention have
-            quant_pre_process(exported, ready, skip_symbolic_shape=True)
-        quantize_static(
-            *(ready, quantized, Reader()),
-            quant_format=QuantFormat.QDQ,
-            per_channel=True,
-            activation_type=QuantType.QUInt8,
-            weight_type=QuantType.QInt8,
-        )
+        feeds = [_arrays(one) for one in subject.calls]
+        quantized = quantized_by_onnxruntime(exported, feeds, reduce_range=False)
         return _session(ort, quantized)
 
 
@@ -131,9 +112,7 @@ def _arrays(inputs: Inputs) -> dict[str, Any]:
 def _session(ort: Any, path: Path) -> Quantized:
     import onnx
 
-    options = ort.SessionOptions()
-    options.intra_op_num_threads = torch.get_num_threads()
-    session = ort.InferenceSession(path, options, providers=["CPUExecutionProvider"])
+    session = session_of(ort, path)
     graph = onnx.load(path).graph
     tables = _tables_of(graph)
     values = sum(

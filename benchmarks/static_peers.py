@@ -11,7 +11,7 @@ import io
 import logging
 import tempfile
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -45,38 +45,51 @@ def onnxruntime_session(model: nn.Module, batches: Sequence[Tensor], reduce_rang
     """
     try:
         import onnxruntime as ort
-        from onnxruntime.quantization import CalibrationDataReader, QuantFormat, QuantType, quantize_static
-        from onnxruntime.quantization.shape_inference import quant_pre_process
+        import onnxruntime.quantization
     except ImportError as error:
         raise Missing(f"{error.name} is not installed") from error
+    with tempfile.TemporaryDirectory() as folder, quiet():
+        chosen = exported = Path(folder, "float.onnx")
+        export(model, batches[0], exported)
+        if reduce_range is not None:
+            feeds = [{"x": batch.numpy()} for batch in batches]
+            chosen = quantized_by_onnxruntime(exported, feeds, reduce_range=reduce_range)
+        return session_of(ort, chosen)
+
+
+def quantized_by_onnxruntime(exported: Path, feeds: Sequence[Mapping[str, Any]], *, reduce_range: bool) -> Path:
+    """What its `quantize_static` makes of an ONNX file, as `int8.onnx` beside it; feeds are arrays by input."""
+    from onnxruntime.quantization import CalibrationDataReader, QuantFormat, QuantType, quantize_static
+    from onnxruntime.quantization.shape_inference import quant_pre_process
 
     class Reader(CalibrationDataReader):  # type: ignore[misc, unused-ignore]
         def __init__(self) -> None:
-            self.feeds = iter([{"x": batch.numpy()} for batch in batches])
+            self.feeds = iter(feeds)
 
-        def get_next(self) -> dict[str, Any] | None:
+        def get_next(self) -> Mapping[str, Any] | None:
             return next(self.feeds, None)
 
-    with tempfile.TemporaryDirectory() as folder, quiet():
-        exported, ready, quantized = (Path(folder, f"{name}.onnx") for name in ("float", "ready", "int8"))
-        export(model, batches[0], exported)
-        if reduce_range is not None:
-            try:
-                quant_pre_process(exported, ready)
-            except AssertionError:  # of its symbolic shapes, which not all reshapes of attention have
-                quant_pre_process(exported, ready, skip_symbolic_shape=True)
-            quantize_static(
-                *(ready, quantized, Reader()),
-                quant_format=QuantFormat.QDQ,
-                per_channel=True,
-                reduce_range=reduce_range,
-                activation_type=QuantType.QUInt8,
-                weight_type=QuantType.QInt8,
-            )
-        options = ort.SessionOptions()
-        options.intra_op_num_threads = torch.get_num_threads()
-        chosen = exported if reduce_range is None else quantized
-        return ort.InferenceSession(chosen, options, providers=["CPUExecutionProvider"])
+    ready, quantized = exported.with_name("ready.onnx"), exported.with_name("int8.onnx")
+    try:
+        quant_pre_process(exported, ready)
+    except AssertionError:  # of its symbolic shapes, which not all reshapes of attention have
+        quant_pre_process(exported, ready, skip_symbolic_shape=True)
+    quantize_static(
+        *(ready, quantized, Reader()),
+        quant_format=QuantFormat.QDQ,
+        per_channel=True,
+        reduce_range=reduce_range,
+        activation_type=QuantType.QUInt8,
+        weight_type=QuantType.QInt8,
+    )
+    return quantized
+
+
+def session_of(ort: Any, path: Path) -> Any:
+    """Of a file, on torch's number of threads."""
+    options = ort.SessionOptions()
+    options.intra_op_num_threads = torch.get_num_threads()
+    return ort.InferenceSession(path, options, providers=["CPUExecutionProvider"])
 
 
 def nncf(model: nn.Module, batches: Sequence[Tensor]) -> Predict:
