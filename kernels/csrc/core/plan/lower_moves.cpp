@@ -228,11 +228,13 @@ void gather(PlanBuilder& b, const PlanView& x, const PlanView& out, const std::s
       for (int64_t row = first; row < first + count; ++row) {
         T* const to = first_of<T>(frame, out) + row * length;
         const RowOffset offset(*from, row);
+        if (!offset.inside || x.count() == 0) {
+          std::fill_n(to, length, fill);
+          continue;
+        }
         const T* const source = first_of<const T>(frame, x) + offset.at;
         const Sizes& last = from->back();
-        if (!offset.inside) {
-          std::fill_n(to, length, fill);
-        } else if (whole) {
+        if (whole) {
           std::copy_n(source, length, to);
         } else {
           for (int64_t i = 0; i < length; ++i) to[i] = last[i] < 0 ? fill : source[last[i]];
