@@ -73,10 +73,10 @@ def replacing(path: Path, who: str) -> Iterator[Path]:
     """
     if path.is_dir():
         raise IsADirectoryError(errno.EISDIR, f"{who}: expected the name of a file, this is a folder", str(path))
-    place = Path(os.path.realpath(path)) if path.is_symlink() else path
+    place = _place(path)
     check_folder(place, who)
     try:
-        _remove_left(place)
+        remove_left(place)
         with _folder_beside(place) as folder:
             partial = folder / place.name
             yield partial
@@ -98,6 +98,11 @@ def check_folder(path: Path, who: str) -> None:
         raise NotADirectoryError(f"{who}: {folder!r} is a file, expected a folder to write {name!r} in")
     if not path.parent.exists():
         raise FileNotFoundError(f"{who}: there is no folder {folder!r} to write {name!r} in; make it first")
+
+
+def _place(path: Path) -> Path:
+    """The file that a symbolic link names."""
+    return Path(os.path.realpath(path)) if path.is_symlink() else path
 
 
 def _prefix(path: Path) -> str:
@@ -122,8 +127,9 @@ def _folder_beside(path: Path) -> Iterator[Path]:
             os.close(lock)
 
 
-def _remove_left(path: Path) -> None:
-    """Remove the folders of writers of this file that were killed."""
+def remove_left(path: Path) -> None:
+    """Remove the folders of writers of this file that were killed: also for who reads it, and may have nothing to write."""
+    path = _place(path)
     for folder in path.parent.glob(f"{glob.escape(_prefix(path))}*{SUFFIX}"):
         lock = _lock(folder)
         if lock >= 0 or fcntl is None:

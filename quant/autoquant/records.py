@@ -22,7 +22,7 @@ from quant.autoquant.costs import Cost
 from quant.calibrate import CheckpointError
 from quant.calibrate.batches import fingerprint, sample_bytes
 from quant.calibrate.json_forms import is_list, is_table, is_text
-from quant.calibrate.whole_files import replace_file
+from quant.calibrate.whole_files import remove_left, replace_file
 from quant.recipe import Recipe
 
 VERSION = "2"
@@ -43,6 +43,7 @@ class Records:
         self._values: dict[str, dict[str, Any]] = {}
         if path is not None and path.exists():
             self._values = _read(path, self.identity, layers)
+            remove_left(path)  # nothing is written any more where all is measured
         elif path is not None:
             self._write()  # known before the work rather than after, that the file can be written
         self.found = sum(map(len, self._values.values()))

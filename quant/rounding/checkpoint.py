@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from quant.calibrate import CheckpointError
 from quant.calibrate.batches import fingerprint, tensors
 from quant.calibrate.checkpoint import digest, read_whole
-from quant.calibrate.whole_files import replace_file
+from quant.calibrate.whole_files import remove_left, replace_file
 from quant.runtime.layers.weighted import QWeight
 from quant.runtime.names import dtype_name
 
@@ -59,6 +59,7 @@ class Checkpoint:
         self.done: dict[str, tuple[QWeight, list[float]]] = {}
         if path is not None and path.exists():
             self._read(path)
+            remove_left(path)  # nothing is written any more where all is done
         elif path is not None:
             self.write()  # known before the work rather than after, that the file can be written
 

@@ -11,6 +11,9 @@ import pytest
 from quant.calibrate import whole_files
 from quant.calibrate.whole_files import replace_file, replacing
 
+from quant.autoquant.records import Records
+from quant.rounding.checkpoint import Checkpoint
+
 forks = pytest.mark.skipif(not hasattr(os, "fork"), reason="os.fork is missing")
 locks = pytest.mark.skipif(whole_files.fcntl is None, reason="fcntl.flock is missing")
 
@@ -48,6 +51,24 @@ def test_what_killed_writers_left_is_removed_by_the_next(file: Path) -> None:
     replace_file(file, "new", "a test")
     assert file.read_text(encoding="utf-8") == "new"
     assert names(file) == [file.name]
+
+
+@forks
+@locks
+@pytest.mark.parametrize("read", [Checkpoint, Records])
+def test_what_a_killed_writer_left_is_removed_by_who_reads_and_has_nothing_to_write(
+    file: Path, read: type[Checkpoint] | type[Records]
+) -> None:
+    file.unlink()
+    read(file, {"of": "a test"})
+    whole = file.read_bytes()
+    killed_while_writing(file)
+    assert len(names(file)) == 2
+    link = file.with_name("link")
+    link.symlink_to(file)
+    read(link, {"of": "a test"})
+    assert file.read_bytes() == whole
+    assert names(file) == sorted([file.name, link.name])
 
 
 @pytest.mark.skipif(not hasattr(os, "symlink"), reason="os.symlink is missing")
