@@ -27,7 +27,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 PYTHONS = ("3.10", "3.11", "3.12", "3.13", "3.14")
 TORCHES = ("2.10.0", "2.11.0", "2.12.0", "2.13.0")
-TEST_TOOLS = ("pytest>=8", "pytest-timeout>=2", "hypothesis>=6.100")
+TEST_TOOLS = ("pytest>=8", "pytest-timeout>=2", "hypothesis>=6.100", "scipy>=1.10")
 STEPS = ("dynamic_lstm", "static_cnn", "counted_size", "qat_steps")
 """Whose digests the probe prints."""
 
