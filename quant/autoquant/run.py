@@ -72,7 +72,8 @@ def autoquant(
         recipe: how layers are quantised that are; what it leaves float stays float.
         max_evaluations: models that are scored, at most.
         checkpoint: a file in which every measurement is kept, and found again by another call: one that was killed goes
-            on, and one with another budget scores only what is new.
+            on, and one with another budget scores only what is new. It begins with the float model's score once `data`
+            is calibrated: one that was killed before begins anew.
         forward: called with (model, batch) in calibration, where the model is not simply called with its inputs.
         example_inputs: what the model is captured and timed with; None takes the first call.
         limit: batches of `data` to take at most.
