@@ -128,7 +128,7 @@ def _folder_beside(path: Path) -> Iterator[Path]:
 
 
 def remove_left(path: Path) -> None:
-    """Remove the folders of writers of this file that were killed: also for who reads it, and may have nothing to write."""
+    """Remove the folders of writers of this file that were killed: also for a reader, who may have nothing to write."""
     path = _place(path)
     for folder in path.parent.glob(f"{glob.escape(_prefix(path))}*{SUFFIX}"):
         lock = _lock(folder)

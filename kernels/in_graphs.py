@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Any, Protocol
 
 import torch
-from quant.kernels.reference import check_device
+from quant.kernels.reference import check_linear
 from torch import Tensor
 
 SCHEMAS = {
@@ -33,7 +33,7 @@ def define(find: Callable[[str], _Multiplies]) -> None:
     """Define the operators; `find` returns a backend by its name."""
 
     def product(q_x: Tensor, q_weight: Tensor, backend: str) -> Tensor:
-        _check_there(q_x, q_weight)
+        _check_product(q_x, q_weight)
         return find(backend).product(q_x, q_weight)
 
     def conv_by_product(*arguments: Any) -> Tensor:
@@ -56,11 +56,19 @@ def _check_there(*operands: Tensor | None) -> None:
         raise TypeError("an operand is None, expected a tensor")
 
 
+def _check_product(q_x: Tensor, q_weight: Tensor) -> None:
+    """Raise ValueError or TypeError for operands that no backend multiplies: some libraries end the process by them."""
+    _check_there(q_x, q_weight)
+    check_linear(q_x, q_weight, torch.uint8)
+    if q_x.dim() != 2:
+        raise ValueError(f"input has shape {tuple(q_x.shape)}, expected (M, K)")
+
+
 def is_made() -> bool:
     """Whether this thread's calls are being traced into a graph."""
     return torch.compiler.is_compiling() or torch.jit.is_tracing()
 
 
 def _fake_product(q_x: Tensor, q_weight: Tensor, backend: str) -> Tensor:
-    check_device(q_x, q_weight, "q_weight")
+    _check_product(q_x, q_weight)
     return q_x.new_empty((q_x.shape[0], q_weight.shape[0]), dtype=torch.int32)

@@ -292,3 +292,21 @@ def test_no_tensor_is_refused(extension: None, name: str) -> None:
 def test_a_product_of_nothing_is_refused() -> None:
     with pytest.raises(TypeError, match="an operand is None"):
         ALL.product(None, weight(3, 4), "reference")
+
+
+@pytest.mark.parametrize("library", ["onednn", "reference"])
+@pytest.mark.parametrize(
+    ("x", "by", "words"),
+    [
+        (q_x(3, 0), weight(1, 1), r"input has shape \(3, 0\), expected \(\.\.\., 1\)"),  # which divided by zero
+        (q_x(2, 3, 4), weight(1, 4), r"input has shape \(2, 3, 4\), expected \(M, K\)"),
+        (torch.ones(2, 3), weight(4, 3), "input is torch.float32, expected torch.uint8"),
+        (None, weight(4, 3).to("meta"), "an operand is None"),
+    ],
+    ids=["no columns", "three dimensions", "reals", "none"],
+)
+def test_a_product_of_operands_that_do_not_fit_is_refused(
+    x: Tensor | None, by: Tensor, words: str, library: str
+) -> None:
+    with pytest.raises((TypeError, ValueError), match=words):
+        ALL.product(x, by, library)

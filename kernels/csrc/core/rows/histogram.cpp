@@ -27,6 +27,11 @@ std::vector<uint16_t>& kept_of_thread() {
   return of_thread(own);
 }
 
+// A counter that is full wraps, as torch's does, whoever has altered it.
+void add_to(int64_t& count, int64_t more) {
+  count = static_cast<int64_t>(static_cast<uint64_t>(count) + static_cast<uint64_t>(more));
+}
+
 }  // namespace
 
 BinCounter::BinCounter(const HistogramGrid& grid, int64_t* counts, std::mutex& merging)
@@ -96,11 +101,11 @@ void BinCounter::flush() {
     if (four == 0) continue;  // most bins of most tensors
     int64_t sum = 0;
     for (int part = 0; part < kApart; ++part) sum += static_cast<int64_t>(four >> 16 * part & 0xffff);
-    all_[bin] += sum;
+    add_to(all_[bin], sum);
     four = 0;
     std::memcpy(counts, &four, sizeof four);
   }
-  all_[bins_ / 2] += in_the_middle_;
+  add_to(all_[bins_ / 2], in_the_middle_);
   in_the_middle_ = 0;
 }
 
