@@ -101,13 +101,15 @@ def autoquant(
     metric = Metric(evaluate, VERB)
     weights = weights_of(model)
     path = None if checkpoint is None else Path(checkpoint)
-    first = None if path is not None and path.exists() else score_out(metric.of_float(model))
+    begin: dict[str, dict[str, Any]] = {}
+    if path is None or not path.exists():
+        begin = {"scores": {Plan(Form.FLOAT).key: score_out(metric.of_float(model))}, "metric": {"noise": metric.noise}}
     calibrated = Calibrated(
         model, data, VERB, recipe, forward=forward, example_inputs=example_inputs, limit=limit, progress=progress
     )
     belongs_to = identity(weights, calibrated.data, calibrated.own_recipe, calibrated.example)
-    records = Records(path, belongs_to, calibrated.layers)
-    score = score_in(records.get("scores", Plan(Form.FLOAT).key, lambda: first or score_out(metric.of_float(model))))
+    records = Records(path, belongs_to, calibrated.layers, begin)
+    score = score_in(records.get("scores", Plan(Form.FLOAT).key, lambda: score_out(metric.of_float(model))))
     metric.noise = records.get("metric", "noise", lambda: metric.noise)
     bar = progress_of("autoquant", unit="model", total=max_evaluations, shown=progress)
 

@@ -16,9 +16,11 @@ from typing import Any
 import pytest
 import torch
 from quant.calibrate import CheckpointError, DataError
+from quant.calibrate.whole_files import replace_file
 from torch import Tensor, nn
 
 import quant
+from quant.autoquant import records
 from quant.autoquant import trials as trying
 from quant.autoquant.candidates import CANDIDATES, DYNAMIC, NARROW, WIDE, Candidate, Form, Plan
 from quant.autoquant.costs import Cost
@@ -108,6 +110,36 @@ def test_a_search_goes_on_from_any_evaluation(tmp_path: Path, evaluation: int) -
     with pytest.raises(Killed):
         quant.autoquant(model, batches, evaluate, clock=Ticks(), **settings)
     assert digest(quant.autoquant(model, batches, evaluate, clock=Ticks(), **settings)) == expected
+
+
+def test_the_float_models_score_is_in_what_is_written_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its calls are three, and would be made again after a kill between the first file and the next."""
+    model, batches, x, classes = problem()
+    calls = 0
+
+    def evaluate(one: nn.Module) -> float:
+        nonlocal calls
+        calls += 1
+        return agreement(x, classes)(one)
+
+    def then_killed(*arguments: Any) -> None:
+        replace_file(*arguments)
+        raise Killed
+
+    settings: dict[str, Any] = {
+        "max_drop": DROP, "objective": "size", "recipe": COARSE,
+        "checkpoint": tmp_path / "search.json", "progress": False,
+    }  # fmt: skip
+    with monkeypatch.context() as patched:
+        patched.setattr(records, "replace_file", then_killed)
+        with pytest.raises(Killed):
+            quant.autoquant(model, batches, evaluate, clock=Ticks(), **settings)
+    assert calls == 3
+    result = quant.autoquant(model, batches, evaluate, clock=Ticks(), **settings)
+    assert digest(result) == digest(search(None))
+    in_two, calls = calls, 0
+    quant.autoquant(model, batches, evaluate, clock=Ticks(), **{**settings, "checkpoint": None})
+    assert in_two == calls
 
 
 def test_from_the_keyboard_the_best_so_far_is_given() -> None:
