@@ -34,7 +34,6 @@ class Records:
 
     Attributes:
         path: of the checkpoint; None keeps them in memory.
-        found: how many a checkpoint had.
     """
 
     def __init__(
@@ -45,11 +44,10 @@ class Records:
         begin: Mapping[str, Mapping[str, Any]] | None = None,
     ) -> None:
         """A checkpoint that is there is read; `layers` are those that it may name. Another one begins with `begin`."""
-        self.path, self.identity, self.found = path, dict(identity), 0
+        self.path, self.identity = path, dict(identity)
         self._values: dict[str, dict[str, Any]] = json.loads(json.dumps(begin or {}))  # as a checkpoint gives it back
         if path is not None and path.exists():
             self._values = _read(path, self.identity, layers)
-            self.found = sum(map(len, self._values.values()))
             remove_left(path)  # nothing is written any more where all is measured
         else:
             self._write()  # known before the work rather than after, that the file can be written
