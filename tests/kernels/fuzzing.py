@@ -150,8 +150,13 @@ def _limit(parent: int) -> None:
     if os.getppid() != parent:
         os._exit(1)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    limit_memory(MEMORY)
+
+
+def limit_memory(more: int) -> None:
+    """Allow so many bytes of address space beside what this process has, which is much under a sanitizer."""
     pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[0])
-    most = pages * resource.getpagesize() + MEMORY
+    most = pages * resource.getpagesize() + more
     allowed = resource.getrlimit(resource.RLIMIT_AS)[1]  # less in a child of a child
     most = most if allowed == resource.RLIM_INFINITY else min(most, allowed)
     resource.setrlimit(resource.RLIMIT_AS, (most, most))

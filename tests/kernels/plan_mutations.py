@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import itertools
 import random
-import resource
 from collections import Counter
 from pathlib import Path
 
@@ -15,6 +14,7 @@ import torch
 from quant.kernels import plan_check, reference_plan
 from torch import Tensor
 
+from . import fuzzing
 from .test_plan import CASES, integers, network, text
 
 NUMBERS = ["-1", "0", "1", "2", "3", "5", "7", "255", "256", "-2", "-7", "16777216", "16777217", "2147483648", "nan",
@@ -198,9 +198,7 @@ def alike(found: list[Tensor] | Exception, wanted: list[Tensor] | Exception, pla
 
 def main(seed: int, count: int, last: Path) -> None:
     """`count` cases, of which those that differ are printed; `last` holds the one that runs."""
-    pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[0])  # a sanitizer's are many
-    most = pages * resource.getpagesize() + (1 << 34)
-    resource.setrlimit(resource.RLIMIT_AS, (most, most))
+    fuzzing.limit_memory(1 << 34)
     torch.set_num_threads(1)
     torch.ops.octet.run_plan(*network(), "")
     chance, seen = random.Random(seed), Counter[str]()
