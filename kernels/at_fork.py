@@ -21,7 +21,7 @@ def forked_lock() -> threading.Lock:
     return lock
 
 
-def call_in_children(function: Callable[[], object]) -> None:
-    """Call a function in each child of a fork, before anything else of the child runs."""
+def call_around_forks(before: Callable[[], object], in_child: Callable[[], object]) -> None:
+    """Call a function of the thread that forks before each fork, and one in each child before anything else of it runs."""
     if sys.platform != "win32":
-        os.register_at_fork(after_in_child=function)
+        os.register_at_fork(before=before, after_in_child=in_child)

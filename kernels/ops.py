@@ -29,7 +29,7 @@ from quant.kernels import (
     tables,
     transforms,
 )
-from quant.kernels.at_fork import call_in_children
+from quant.kernels.at_fork import call_around_forks
 from quant.kernels.recurrent.kind import find
 from torch import Tensor
 
@@ -138,7 +138,7 @@ def _register() -> None:
         for name in _without_kernel():  # what an old extension has is there already, and is not called
             _library.impl(name, _without_backend(name), "CPU")
     else:
-        call_in_children(torch.ops.octet_native.after_fork.default)
+        call_around_forks(torch.ops.octet_native.before_fork.default, torch.ops.octet_native.after_fork.default)
 
 
 def _shape_functions() -> dict[str, Callable[..., Any]]:

@@ -169,6 +169,7 @@ def _kept_text(draws: Draws) -> list[Any]:
 
 
 NATIVE: dict[str, Callable[[Draws], list[Any]]] = {
+    "octet_native::before_fork": lambda draws: [],
     "octet_native::after_fork": lambda draws: [],
     "octet_native::isa": lambda draws: [],
     "octet_native::bad_isa_request": lambda draws: [],

@@ -84,16 +84,29 @@ SHARED = """
 from quant.kernels import current
 backend, x = current(), torch.ones(512, 1024, dtype=torch.uint8)
 weight = torch.ones(512, 1024, dtype=torch.int8)
-torch.set_num_threads(2)  # after torch's own work, which would leave threads behind as ours does
 
 def product():
     return int(backend.linear_u8s8_s32(x, 0, weight, None).sum()) == 512 * 512 * 1024
 
-def product_on(threads):
-    return lambda: torch.get_num_threads() == threads and product() and bool(x.sum() == 512 * 1024)
+def total():
+    return int((x + 1).sum()) == 2 * 512 * 1024
 
-before = forked(product_on(2))
-print(before, product(), forked(product_on(1)), forked(lambda: forked(product_on(1))), product_on(2)())
+def work_on_two():
+    return torch.get_num_threads() == 2 and total() and product()
+
+torch.set_num_threads(2)
+for share in (total, product):
+    print(share(), forked(work_on_two), work_on_two(), forked(lambda: forked(work_on_two)), work_on_two())
+
+torch.set_num_threads(1)
+answers = []
+def other_thread():
+    torch.set_num_threads(2)
+    answers.extend([work_on_two(), forked(work_on_two), work_on_two()])
+thread = threading.Thread(target=other_thread)
+thread.start()
+thread.join()
+print(*answers)
 """
 
 
@@ -105,6 +118,6 @@ def test_a_lock_that_another_thread_holds_is_free_in_a_child(run_python: Callabl
     assert run_python(SETUP + LOCK).strip() == "True"
 
 
-def test_a_thread_that_shared_work_computes_alone_in_a_child(extension: None, run_python: Callable[..., str]) -> None:
-    """Operators of torch too, which would wait there for the threads of the parent; and what shared none goes on so."""
-    assert run_python(SETUP + SHARED).split() == ["True"] * 5
+def test_a_thread_that_shared_work_shares_it_in_a_child(extension: None, run_python: Callable[..., str]) -> None:
+    """Which would wait there for the threads of its parent: those of torch's operators first, then those of ours."""
+    assert run_python(SETUP + SHARED).split() == ["True"] * 13

@@ -12,11 +12,19 @@
 namespace octet {
 namespace {
 
-// Of the calling thread, whose pool is OpenMP's alone: GNU's gives each thread that begins a region one of its own.
+// Of the calling thread, whose pool is OpenMP's alone: GNU's gives each thread that begins a region one of its own. Regions of torch's
+// own operators start it too, and are not noted.
 thread_local bool has_pool = false;
 
-// In a child of a fork only the thread that forked lives on, and it waits for ever for the others of its pool in the next region, of
-// torch's operators as of ours. Without a pool it makes a new one.
+// In a child of a fork only the thread that forked lives on, and would wait for ever for the others of its pool in the next region, of
+// torch's operators as of ours. So they end before, and the next region starts new ones, in the parent and in the child.
+void before_fork() {
+#if AT_PARALLEL_OPENMP
+  if (omp_pause_resource_all(omp_pause_soft) == 0) has_pool = false;
+#endif
+}
+
+// Where they could not be ended: without a pool the thread makes a new one.
 void after_fork() {
   if (has_pool) at::set_num_threads(1);
 }
@@ -48,6 +56,9 @@ void run_team(int64_t most, FunctionRef<void(int64_t, int64_t)> fn) {
 #endif
 }
 
-TORCH_LIBRARY_FRAGMENT(octet_native, m) { m.def("after_fork() -> ()", &after_fork); }
+TORCH_LIBRARY_FRAGMENT(octet_native, m) {
+  m.def("before_fork() -> ()", &before_fork);
+  m.def("after_fork() -> ()", &after_fork);
+}
 
 }  // namespace octet
