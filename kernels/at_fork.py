@@ -22,6 +22,6 @@ def forked_lock() -> threading.Lock:
 
 
 def call_around_forks(before: Callable[[], object], in_child: Callable[[], object]) -> None:
-    """Call a function of the thread that forks before each fork, and one in each child before anything else of it runs."""
+    """Call a function before each fork, in the thread that forks, and one in each child before anything else of it."""
     if sys.platform != "win32":
         os.register_at_fork(before=before, after_in_child=in_child)

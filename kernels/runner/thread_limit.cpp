@@ -143,12 +143,16 @@ thread_local bool has_others = false, has_lost_them = false;
 // The threads of its last region, itself among them, which OpenMP keeps; and how many it could not start in this call, or 0.
 thread_local int64_t team = 1, refused = 0;
 
-void note_others() {
-  has_others = true;
 #if defined(OCTET_FORKS)
-  [[maybe_unused]] static const int registered = pthread_atfork(nullptr, nullptr, [] { has_lost_them = has_others; });
-#endif
+// Only the thread that forks is in the child. So OpenMP ends its others before, those of other libraries' regions too, and starts new
+// ones for the next region, in the parent and in the child.
+void end_others() {
+  if (omp_pause_resource_all(omp_pause_soft) != 0) return;
+  has_others = false, team = 1;
 }
+
+[[maybe_unused]] const int registered = pthread_atfork(end_others, nullptr, [] { has_lost_them = has_others; });
+#endif
 
 int64_t hardware_threads() { return omp_get_max_threads(); }
 bool in_parallel() { return has_lost_them || omp_in_parallel(); }
@@ -199,7 +203,7 @@ void run_shares(int64_t threads, const FunctionRef<void(int64_t)>& fn) {
     for (int64_t thread = first; thread < threads; thread += step) fn(thread);
   };
   if (members == 1) return share(0, 1);
-  note_others();
+  has_others = true;
 #pragma omp parallel num_threads(static_cast<int>(members))
   share(omp_get_thread_num(), omp_get_num_threads());
 }
@@ -245,7 +249,7 @@ void run_team(int64_t most, FunctionRef<void(int64_t, int64_t)> fn) {
 #elif defined(_OPENMP)
   const int64_t members = team_for(most);
   if (members == 1) return fn(0, 1);
-  note_others();
+  has_others = true;
 #pragma omp parallel num_threads(static_cast<int>(members))
   {
     const int64_t thread = omp_get_thread_num(), of_work = std::min<int64_t>(most, omp_get_num_threads());

@@ -64,21 +64,21 @@ import torch
 sys.path.append(sys.argv[1])
 from tests.quant.test_runner import Library
 x, expected = torch.load(sys.argv[4])
+if sys.argv[5:] == ["others"]:
+    torch.set_num_threads(2)
+    torch.ones(4096, 1024).add(1)
 warnings.filterwarnings("ignore", ".*fork.*", DeprecationWarning)
 Library(Path(sys.argv[2])).check_forks(Path(sys.argv[3]), x, expected)
 """
 
 
+@pytest.mark.parametrize("beside", ["alone", "others"])
 def test_the_runner_before_and_after_a_fork(
-    runner: Path, large: tuple[nn.Module, Path, Tensor], tmp_path: Path
+    runner: Path, large: tuple[nn.Module, Path, Tensor], tmp_path: Path, beside: str
 ) -> None:
-    """Whose threads are OpenMP's; with a pool: test_runner.py.
-
-    In a process of its own: threads that another library has started by the same OpenMP are unknown to this one, and a
-    child waits for them.
-    """
+    """Whose threads are OpenMP's, which another library may have started; with a pool: test_runner.py."""
     model, path, x = large
     torch.save((x, outputs_of(model, [x])[0]), tmp_path / "example.pt")
-    words = [sys.executable, "-c", FORKS, CHECKOUT, runner, path, tmp_path / "example.pt"]
+    words = [sys.executable, "-c", FORKS, CHECKOUT, runner, path, tmp_path / "example.pt", beside]
     done = subprocess.run(list(map(str, words)), capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stderr
