@@ -51,6 +51,12 @@ SCHEMAS = _schemas()
 WITH_BACKEND = tuple(name for name, schema in SCHEMAS.items() if "str backend" in schema)
 """The operators that a backend computes; the others are the same everywhere, or those of the default backend."""
 
+HELPERS = (
+    *("after_fork", "all_finite", "bad_isa_request", "before_fork", "default_backend", "drop_text", "isa", "keep_text"),
+    *("packed_bytes", "route", "run_text", "time_text", "why_not"),
+)
+"""What is called of the extension beside the operators: `torch.ops.octet_native`."""
+
 LIBRARIES = tuple(
     re.findall(r"^OCTET_LIBRARY\((\w+)", (_BINDING / "libraries.inc").read_text(encoding="ascii"), re.MULTILINE)
 )
@@ -87,7 +93,8 @@ def extension_problem() -> str:
             torch.ops.load_library(str(path))
         except OSError as error:
             return f"the compiled kernels do not load: {error}; `quant build --force` builds them for this torch"
-        missing, other = _without_kernel(), [name for name in SCHEMAS if _is_unlike(name)]
+        missing = _without_kernel() + [name for name in HELPERS if not hasattr(torch.ops.octet_native, name)]
+        other = [name for name in SCHEMAS if _is_unlike(name)]
     if missing:
         return _of_other_sources(path, "it has no", missing)
     return _of_other_sources(path, "other arguments has", other) if other else ""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import os
+import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -380,6 +381,23 @@ def test_an_extension_without_all_operators_is_not_used_and_says_how_to_build_it
     assert problem.endswith("more operators; `quant build` builds it anew")
     assert backend == "reference"
     assert q == "[3, 5]"
+
+
+def test_an_extension_is_asked_for_all_that_is_called_of_it() -> None:
+    root = Path(__file__).resolve().parents[2]
+    sources = [
+        path for folder in ("quant", "kernels", "observers", "calibrate") for path in (root / folder).rglob("*.py")
+    ]
+    called = {
+        name for path in sources for name in re.findall(r"torch\.ops\.octet_native\.(\w+)", path.read_text("utf-8"))
+    }
+    assert called
+    assert called <= set(ops.HELPERS)
+
+
+def test_an_extension_without_a_helper_names_it(extension: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ops, "HELPERS", (*ops.HELPERS, "of_later"))
+    assert "it has no of_later; `quant build`" in ops.extension_problem.__wrapped__()
 
 
 def test_an_extension_without_one_operator_names_it(extension: None, monkeypatch: pytest.MonkeyPatch) -> None:
