@@ -115,7 +115,7 @@ SPEEDS = (
 
 def speed() -> Sheet:
     sheet = Sheet(232, "Time of a call over Octet's: float, and the fastest other int8 library")
-    left, unit, top, step = 128.0, 16.5, 30.0, 27.0
+    left, unit, top, step = 128.0, 16.0, 30.0, 27.0
     sheet.area(0, 0, WIDTH, 232, fill="paper", round=8)
     sheet.text(left - 6, 14, "time over ours", size=11, fill="soft", anchor="end")
     sheet.area(left, 6, 9, 9, fill="line")
@@ -124,10 +124,10 @@ def speed() -> Sheet:
     sheet.text(left + 65, 14, "fastest int8 peer", size=11, fill="soft")
     for place, (network, peer, real) in enumerate(SPEEDS):
         y = top + place * step
-        sheet.text(left - 6, y + 14, network, size=11, anchor="end")
+        sheet.text(left - 6, y + 14, network, size=10.5, anchor="end")
         for row, (ratio, fill) in enumerate(((real, "line"), (peer, "red"))):
             sheet.area(left, y + 10 * row, unit * ratio, 9, fill=fill)
-            sheet.text(left + unit * ratio + 3, y + 8 + 10 * row, f"{ratio:g}", size=9, fill="soft")
+            sheet.text(left + unit * ratio + 3, y + 8 + 10 * row, f"{ratio}", size=9, fill="soft")
     bottom = top + len(SPEEDS) * step
     sheet.line(left + unit, top - 4, left + unit, bottom, stroke="blue", width=1.5)
     sheet.text(left + unit, bottom + 11, "ours", size=11, fill="blue", anchor="middle")
@@ -152,7 +152,7 @@ def jobs() -> Sheet:
         for place, words in enumerate(verbs):
             top = 128 - 9 * (len(verbs) - 1) - 8
             words, code = words.removeprefix("`"), words.startswith("`")
-            sheet.text(middle, top + 18 * place, words, size=11, anchor="middle", code=code)
+            sheet.text(middle, top + 18 * place, words, size=10, anchor="middle", code=code)
         for place, words in enumerate(ranges):
             sheet.text(middle, 166 + 14 * place, words, size=11, anchor="middle", fill="soft")
         sheet.arrow([(middle, 190), (middle, 216)])
@@ -166,8 +166,8 @@ def jobs() -> Sheet:
     )
     sheet.arrow([(91, 260), (91, 286)])
     sheet.arrow([(269, 260), (269, 286)])
-    sheet.box(2, 286, 172, 40, ["runs", "x86-64 and ARM, exact sums"], size=11.5)
-    sheet.box(186, 286, 172, 40, ["saves", "safetensors, no pickle"], size=11.5)
+    sheet.box(2, 286, 172, 40, ["runs", "x86-64 and ARM, exact sums"], size=10.5)
+    sheet.box(186, 286, 172, 40, ["saves", "safetensors, no pickle"], size=10.5)
     return sheet
 
 
@@ -213,7 +213,7 @@ def ranges() -> Sheet:
         "percentile, 99.8": make_observer("percentile", percentile=99.8),
         "histogram": make_observer("histogram"),
     }
-    sheet = Sheet(206, "A histogram of values with a few outliers, and the ranges that three observers choose")
+    sheet = Sheet(220, "A histogram of values with a few outliers, and the ranges that three observers choose")
     first, last, bars = -4.0, 12.5, 66
 
     def place(real: float) -> float:
@@ -235,7 +235,7 @@ def ranges() -> Sheet:
         known = observer.qparams()
         low = float(known.scale) * (0 - int(known.zero_point))
         high = float(known.scale) * (255 - int(known.zero_point))
-        y = 124 + 28 * row
+        y = 124 + 34 * row
         sheet.area(place(low), y, place(high) - place(low), 9, fill="green-fill", stroke="green", round=2)
         words = f"{name}: [{low:.2f}, {high:.2f}], a step is {float(known.scale):.3f}"
         sheet.text(6, y + 21, words, size=11)
@@ -283,7 +283,7 @@ def plan() -> Sheet:
         sheet.text(x + 26.5, 39, "Python", size=10, anchor="middle")
         sheet.arrow([(x + 26.5, 44), (x + 26.5, 56)])
         sheet.area(x, 56, 53, 22, fill="blue-fill", stroke="blue", round=4)
-        sheet.text(x + 26.5, 71, step, size=10.5, anchor="middle")
+        sheet.text(x + 26.5, 71, step, size=10, anchor="middle")
     sheet.text(6, 108, "planned: one call, C++ runs the steps", size=12, bold=True)
     sheet.area(6, 118, 53, 18, fill="red-fill", stroke="red", round=4)
     sheet.text(32.5, 131, "Python", size=10, anchor="middle")
@@ -292,7 +292,7 @@ def plan() -> Sheet:
     for place, step in enumerate(steps):
         x = 6 + place * 58.4
         sheet.area(x, 152, 56, 22, fill="blue-fill", stroke="blue", round=4)
-        sheet.text(x + 28, 167, step, size=10.5, anchor="middle")
+        sheet.text(x + 28, 167, step, size=10, anchor="middle")
     sheet.text(6, 198, "buffers", size=11, fill="soft")
     for x, y, width in ((60, 186, 116), (122, 204, 116), (180, 186, 116), (240, 204, 114)):
         sheet.area(x, y, width, 12, fill="green-fill", stroke="green", round=2)
@@ -322,7 +322,7 @@ def capture() -> Sheet:
         else:
             sheet.text(172, y + 29, answer, size=11.5, fill=tint)
     actions = [
-        ["island: the smallest module", "that differs; or its size is held"],
+        ["island: the smallest module", "that differs, or a size guard"],
         ["island: it runs as it is,", "its layers are captured alone"],
         ["island: the forward", "noticed the recording"],
     ]
@@ -330,8 +330,8 @@ def capture() -> Sheet:
         y = 88 + 84 * row
         sheet.area(196, y + 18, 162, 34, fill="red-fill", stroke="red", round=6)
         for place, part in enumerate(words):
-            sheet.text(277, y + 32 + 14 * place, part, size=10.5, anchor="middle")
-    sheet.box(2, 340, 160, 46, ["the graph is believed", "int8 is made of it"], kind="green")
+            sheet.text(277, y + 32 + 14 * place, part, size=10, anchor="middle")
+    sheet.box(2, 340, 160, 46, ["the graph is believed", "int8 is made of it"], kind="green", size=11)
     return sheet
 
 
@@ -364,7 +364,7 @@ def trouble() -> Sheet:
         sheet.text(160, y + 17, answer, size=11, fill="soft")
         sheet.area(190, y, 168, 46, fill=f"{kind}-fill", stroke=kind, round=6)
         for place, words in enumerate(action):
-            sheet.text(274, y + 20 + 15 * place, words, size=11, anchor="middle")
+            sheet.text(274, y + 20 + 15 * place, words, size=10.5, anchor="middle")
         sheet.arrow([(78, y + 46), (78, y + 78)])
         sheet.text(86, y + 66, other, size=11, fill="soft")
     sheet.box(2, 550, 152, 46, ["Try another recipe", "or train: prepare_qat"], kind="blue", size=11.5)
