@@ -100,17 +100,18 @@ def keep_inside(app: Sphinx, document: str, source: list[str]) -> None:
     source[0] = source[0].replace("](../README.md)", "](index.md)")
 
 
-CELL = re.compile(r"<td>.*?</td>", re.DOTALL)
+INLINE = re.compile(r'<code class="[^"]*literal[^"]*">.*?</code>', re.DOTALL)
 NAME = re.compile(r'(?<=<span class="pre">)[^<]+')
 
 
 def break_names(app: Sphinx, page: str, template: str, context: dict[str, Any], doctree: nodes.document | None) -> None:
-    """Let code in a table break behind its dots and underscores: on a phone, as site.css says, no column is cut off."""
+    """Mark where code may break on a phone, behind dots and underscores: in a table, or where it is long (site.css)."""
 
     def mark(name: re.Match[str]) -> str:
-        return re.sub(r"(?<=[._(=/])(?=\w)", "<wbr>", name[0])
+        place = '<wbr class="long">' if len(name[0]) > 30 else "<wbr>"
+        return re.sub(r"(?<=[._(=/])(?=\w)|(?<=[a-z])(?=[A-Z])", place, name[0])
 
-    context["body"] = CELL.sub(lambda cell: NAME.sub(mark, cell[0]), context.get("body", ""))
+    context["body"] = INLINE.sub(lambda code: NAME.sub(mark, code[0]), context.get("body", ""))
 
 
 class Drawing(Directive):
