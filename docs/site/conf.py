@@ -105,7 +105,7 @@ NAME = re.compile(r'(?<=<span class="pre">)[^<]+')
 
 
 def break_names(app: Sphinx, page: str, template: str, context: dict[str, Any], doctree: nodes.document | None) -> None:
-    """Mark where code may break on a phone, behind dots and underscores: in a table, or where it is long (site.css)."""
+    """Mark where code may break, behind dots and underscores: where it is long, or in a table on a phone (site.css)."""
 
     def mark(name: re.Match[str]) -> str:
         place = '<wbr class="long">' if len(name[0]) > 30 else "<wbr>"
