@@ -109,7 +109,7 @@ def break_names(app: Sphinx, page: str, template: str, context: dict[str, Any], 
 
     def mark(name: re.Match[str]) -> str:
         place = '<wbr class="long">' if len(name[0]) > 30 else "<wbr>"
-        return re.sub(r"(?<=[._(=/])(?=\w)|(?<=[a-z])(?=[A-Z])", place, name[0])
+        return re.sub(r"(?<=[._(=/])(?=[\w{\[&])|(?<=[a-z])(?=[A-Z])", place, name[0])
 
     context["body"] = INLINE.sub(lambda code: NAME.sub(mark, code[0]), context.get("body", ""))
 
