@@ -59,11 +59,17 @@ SECTION = re.compile(r"\w+:$")
 
 
 def escape_signs(app: Sphinx, what: str, name: str, obj: object, options: Any, lines: list[str]) -> None:
-    """Let `|` and `*` outside of backticks stand for themselves; reStructuredText takes them for markup."""
-    lines[:] = [
-        "".join(part if part.startswith("`") else re.sub(r"([|*])", r"\\\1", part) for part in CODE.split(line))
-        for line in lines
-    ]
+    """Let `|` and `*` outside of code stand for themselves; reStructuredText takes them for markup."""
+    code: int | None = None  # the indent of the paragraph whose `::` begins a block of code
+    for index, line in enumerate(lines):
+        indent = len(line) - len(line.lstrip())
+        if line and code is not None and indent <= code:
+            code = None
+        if code is None:
+            parts = CODE.split(line)
+            lines[index] = "".join(p if p.startswith("`") else re.sub(r"([|*])", r"\\\1", p) for p in parts)
+            if line.endswith("::"):
+                code = indent
 
 
 def mark_code(app: Sphinx, what: str, name: str, obj: object, options: Any, lines: list[str]) -> None:
