@@ -56,6 +56,7 @@ html_theme_options = {"navigation_with_keys": True}
 
 CODE = re.compile(r"(``.*?``|`[^`]*`)")
 SECTION = re.compile(r"\w+:$")
+OPTION = re.compile(r"(?<!\S)--[\w-]+")  # smart quotes would make a dash of its first two signs
 
 
 def escape_signs(app: Sphinx, what: str, name: str, obj: object, options: Any, lines: list[str]) -> None:
@@ -153,7 +154,7 @@ class Options(Directive):
             if action.dest != "help":
                 lines += [
                     f"`{formatter._format_action_invocation(action)}`",
-                    f": {formatter._expand_help(action)}",
+                    ": " + OPTION.sub(r"`\g<0>`", formatter._expand_help(action)),
                     "",
                 ]
         part = nodes.container(classes=["options"])
