@@ -6,6 +6,7 @@ it names something public; `|` and `*` stand for themselves, as in the derivatio
 
 from __future__ import annotations
 
+import inspect
 import re
 from pathlib import Path
 from typing import Any
@@ -71,6 +72,19 @@ def escape_signs(app: Sphinx, what: str, name: str, obj: object, options: Any, l
             lines[index] = "".join(p if p.startswith("`") else re.sub(r"([|*])", r"\\\1", p) for p in parts)
             if line.endswith("::"):
                 code = indent
+
+
+def show_values(
+    app: Sphinx, what: str, name: str, obj: Any, options: Any, signature: str | None, returned: str | None
+) -> tuple[str | None, str | None]:
+    """Show a default by its value where the source names a constant for it that is a text or a number."""
+    known = getattr(inspect.unwrap(obj.__init__ if isinstance(obj, type) else obj), "__globals__", {})
+
+    def value(default: re.Match[str]) -> str:
+        constant = known.get(default[1])
+        return f" = {constant!r}" if isinstance(constant, (str, int, float)) else default[0]
+
+    return signature and re.sub(r" = ([A-Z][A-Z_]*)\b", value, signature), returned
 
 
 def mark_code(app: Sphinx, what: str, name: str, obj: object, options: Any, lines: list[str]) -> None:
@@ -168,6 +182,7 @@ def setup(app: Sphinx) -> None:
     app.connect("autodoc-process-docstring", escape_signs, priority=400)
     app.connect("autodoc-process-docstring", hide_property, priority=450)
     app.connect("autodoc-process-docstring", show_property, priority=550)
+    app.connect("autodoc-process-signature", show_values)
     app.connect("source-read", keep_inside)
     app.connect("html-page-context", break_names)
     app.add_directive("drawing", Drawing)
