@@ -47,6 +47,8 @@ def autotune(
             be used here, except the reference.
         progress: a bar on standard error, two lines where that is no terminal; and print the table.
         clock: returns seconds.
+
+    Raises:
         BackendUnavailable: a name in `backends` does not exist or cannot be used here.
     """
     names = _candidates(backends)

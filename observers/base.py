@@ -42,7 +42,9 @@ class Observer(Stateful, ABC):
 
     Rows are what has a range of its own: one per tensor, or one per index of `scheme.axis`.
 
-    Buffers (all in state_dict; floating ones stay float32 under `.half()` and `.to(dtype)`):
+    All buffers are in state_dict; floating ones stay float32 under `.half()` and `.to(dtype)`.
+
+    Buffers:
         low, high: (rows,), the statistics' smallest and largest value; low > high where nothing was seen.
         told_of_non_finite: whether somebody has said that values were not finite.
         nan_count, inf_count: int64 scalars. Such values are left out of every other statistic.

@@ -57,7 +57,7 @@ class StepParity:
 
     @property
     def holds(self) -> bool:
-        """Whether simulation and integers agree: within one step, or, in float, within `FLOAT_TOLERANCE`."""
+        """Whether simulation and integers agree: within one step, or, in float, within 1e-4."""
         return self.worst <= (1 if self.integer else FLOAT_TOLERANCE) and self.unrounded <= FLOAT_TOLERANCE
 
     def and_(self, other: StepParity) -> StepParity:

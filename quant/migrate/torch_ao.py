@@ -46,8 +46,8 @@ def from_torch_ao(
     numbers come from and what could not be carried over.
 
     Args:
-        ao_model: from `torch.ao.quantization.quantize_dynamic`, `convert` (eager mode) or `convert_fx`, or a program
-            from torchao's `convert_pt2e`; left as it is. Of a dynamic model its `state_dict()` will do.
+        ao_model: from `torch.ao.quantization.quantize_dynamic`, its sibling convert (eager mode) or `convert_fx`, or a
+            program from torchao's `convert_pt2e`; left as it is. Of a dynamic model its `state_dict()` will do.
         float_model: the model that torch.ao was given, with the same layers' names; in eager mode with its stubs and
             `FloatFunctional`. Left as it is, and the values of its weights do not matter, but for convolutions that
             a program of PT2E has in float.

@@ -45,11 +45,13 @@ class QATSchedule:
 
     Args:
         prepared: from `prepare_qat`.
-        steps: how often `step` will be called; `OBSERVE`, `RANGES` and `NORMS` of it are the defaults below.
-        observe: number of steps in float that ranges begin with; 0 where the model has some, as from calibration.
-        freeze_ranges_at, freeze_norms_at: after how many steps; `steps` or more for never.
+        steps: how often `step` will be called.
+        observe: number of steps in float that ranges begin with: by default a twentieth of `steps`, or 0 where the
+            model has ranges, as from calibration.
+        freeze_ranges_at, freeze_norms_at: after how many steps: by default 0.6 and 0.75 of `steps`; `steps` or more
+            for never.
         optimizer: checked to hold every parameter, see `check_optimizer`.
-        sync: take ranges of the joint batch of all ranks, see `sync_ranges`; None does so where there are several.
+        sync: take ranges of the joint batch of all ranks; None does so where there are several.
         log: called with the ends of all ranges, {"<layer>/low": ..., "<layer>/high": ..., "phase": 0 to 3}, and the
             number of steps, after each `log_every` steps and where a phase begins; for any logger.
         log_every: steps.

@@ -35,8 +35,8 @@ class QuantModule(nn.Module):
     __jit_unused_properties__: list[str] = []  # noqa: RUF012 - TorchScript reads it as a class attribute
 
     planned: ClassVar[Any] = None
-    """Of a module of one input: a method that gives its operation in a plan (`kernels/reference_plan.py`), and the
-    settings but for `x`; a tensor among them becomes a constant."""
+    """A method, where the module has one input, that gives its operation in a plan (`kernels/reference_plan.py`) and
+    the settings but for `x`; a tensor among them becomes a constant."""
 
     def can_plan(self) -> bool:
         """Whether it has an operation in a plan now; one of scales by group has none."""
