@@ -57,6 +57,7 @@ html_theme_options = {"navigation_with_keys": True}
 
 CODE = re.compile(r"(``.*?``|`[^`]*`)")
 SECTION = re.compile(r"\w+:$")
+BREAK = re.compile(r"(?:(?<=[/(=])|(?<=[a-z]_))(?=\w)|(?<=\.)(?=\w{4})")  # not before a file's ending, nor in CONSTANTS
 OPTION = re.compile(r"(?<!\S)--[\w-]+")  # smart quotes would make a dash of its first two signs
 
 
