@@ -57,7 +57,6 @@ html_theme_options = {"navigation_with_keys": True}
 
 CODE = re.compile(r"(``.*?``|`[^`]*`)")
 SECTION = re.compile(r"\w+:$")
-BREAK = re.compile(r"(?:(?<=[/(=])|(?<=[a-z]_))(?=\w)|(?<=\.)(?=\w{4})")  # not before a file's ending, nor in CONSTANTS
 OPTION = re.compile(r"(?<!\S)--[\w-]+")  # smart quotes would make a dash of its first two signs
 
 
@@ -131,7 +130,7 @@ def break_names(app: Sphinx, page: str, template: str, context: dict[str, Any], 
 
     def mark(name: re.Match[str]) -> str:
         place = '<wbr class="long">' if len(name[0]) > 30 else "<wbr>"
-        return re.sub(r"(?<=[._(=/])(?=[\w{\[&])|(?<=[a-z])(?=[A-Z])", place, name[0])
+        return re.sub(r"(?:(?<=[_(=/])|(?<=\.)(?=\w{4}))(?=[\w{\[&])|(?<=[a-z])(?=[A-Z])", place, name[0])
 
     context["body"] = INLINE.sub(lambda code: NAME.sub(mark, code[0]), context.get("body", ""))
 
