@@ -169,6 +169,9 @@ SHAPES = {  # batch, queries, keys, width, values
     "wide": ((1, 2), 9, 70, 80, 96),
     "deep": ((2, 1, 3), 4, 6, 8, 8),
     "empty batch": ((0, 3), 4, 6, 8, 8),
+    "no width": ((2,), 3, 5, 0, 0),
+    "keys in parts": ((2,), 70, 1100, 64, 64),
+    "parts and queries in blocks": ((1, 2), 130, 700, 80, 40),
 }
 
 
@@ -213,6 +216,13 @@ def test_a_nan_beside_forbidden_keys_is_seen(keys: int, place: int) -> None:
     inputs[1][0, place] = math.nan
     line = "%9 = attention q=%0 k=%1 v=%2 scale=- causal=False mask=%3"
     assert run(text(line, inputs=4), [*inputs, mask])[0][0, 0].isnan().all()
+
+
+@pytest.mark.parametrize("shape", [(70, 1100), (1, 1100), (70, 1)], ids=str)
+def test_masks_of_keys_in_parts(shape: tuple[int, int]) -> None:
+    inputs = [reals(70, 64), reals(1100, 64, seed=1), reals(1100, 8, seed=2), reals(*shape, seed=3) * 4]
+    line = "%9 = attention q=%0 k=%1 v=%2 scale=- causal=False mask=%3"
+    check(text(line, inputs=4), [one[None] for one in inputs[:3]] + inputs[3:])
 
 
 def test_attention_of_heads_that_lie_side_by_side() -> None:

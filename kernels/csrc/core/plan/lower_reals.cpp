@@ -87,6 +87,8 @@ PlanView lower(PlanBuilder& b, const Operation& operation, const op::LayerNorm& 
 
 namespace {
 
+constexpr int64_t kCachedScores = 1 << 16;
+
 // Where one head's rows begin, in elements.
 struct Head {
   int64_t q, k, v, mask, out;
@@ -119,9 +121,12 @@ struct Attention {
       kernels.pack_values(v + head.v, ldv, shape, packed);
       values = packed;
     }
-    float* const scores = space.scores.get(kernels.queries * (shape.packed_keys + shape.packed_values));
-    for (int64_t first = 0; first < queries; first += kernels.queries)
-      kernels.attend(shape, q + head.q + first * ldq, ldq, first, std::min(kernels.queries, queries - first), keys, values,
+    // So many that their scores stay in a core's cache.
+    const int64_t room = kCachedScores / shape.packed_keys / kernels.queries * kernels.queries;
+    const int64_t at_once = std::min(queries, std::max(kernels.queries, room));
+    float* const scores = space.scores.get(at_once * (shape.packed_keys + shape.packed_values + 1));
+    for (int64_t first = 0; first < queries; first += at_once)
+      kernels.attend(shape, q + head.q + first * ldq, ldq, first, std::min(at_once, queries - first), keys, values,
                      packs_values ? shape.packed_values : ldv, added, scores, out + head.out + first * ldout, ldout);
   }
 };
@@ -191,7 +196,9 @@ PlanView lower(PlanBuilder& b, const Operation& operation, const op::Attention& 
                by.causal, rounded_up(k.sizes[rank - 2], columns), rounded_up(sizes[rank - 1], columns)};
   how.queries = sizes[rank - 2];
   how.ldq = q.strides[rank - 2], how.ldk = k.strides[rank - 2], how.ldv = v.strides[rank - 2], how.ldout = strides[rank - 2];
-  how.packs_values = how.shape.packed_values != how.shape.values;
+  // Rows that lie apart, too, where many queries read them.
+  how.packs_values = how.shape.packed_values != how.shape.values ||
+                     (how.ldv != how.shape.packed_values && how.queries > 2 * real_kernels().queries);
   const Sizes batch(sizes.begin(), sizes.end() - 2);
   Sizes scores = sizes, masked(rank, 0);
   scores.back() = how.shape.keys;

@@ -14,8 +14,7 @@ struct HeadShape {
   int64_t keys, width, values;
   float scale;  // of the scores
   bool causal;  // query i sees keys 0 to i
-  // Of the packed keys and values: rows of packed_keys and packed_values floats.
-  int64_t packed_keys, packed_values;
+  int64_t packed_keys, packed_values;  // rounded up to RealKernels::columns
 };
 
 // The mask added to the scaled scores of one head: for query i and key j it is data[i * row + j * step].
@@ -60,14 +59,14 @@ struct RealKernels {
   void (*sum_differences)(const float* x, int64_t pixels, int64_t channels, const float* mean, float* sums);
   void (*scale_channels)(const float* x, int64_t pixels, int64_t channels, const float* mean, const float* factor,
                          const float* shift, float* out);
-  // Queries that `attend` takes at once, and what packed rows are rounded up to.
+  // Queries that are multiplied together, and what packed rows are rounded up to.
   int64_t queries, columns;
-  // k (keys, width) with rows `ld` apart -> (width, packed_keys), zero past the last key.
+  // k (keys, width) with rows `ld` apart -> (packed_keys / columns, width, columns), zero past the last key.
   void (*pack_keys)(const float* k, int64_t ld, const HeadShape& shape, float* packed);
   // v (keys, values) with rows `ld` apart -> (keys, packed_values), zero past the last column.
   void (*pack_values)(const float* v, int64_t ld, const HeadShape& shape, float* packed);
-  // softmax(q k' * scale + mask) v for queries [first, first + count), count at most `queries`; their rows in q and out are `ldq`
-  // and `ldout` apart. v has rows `ldv` apart that are packed_values long. room: queries * (packed_keys + packed_values).
+  // softmax(q k' * scale + mask) v for queries [first, first + count); their rows in q and out are `ldq` and `ldout` apart. v has
+  // rows `ldv` apart that are packed_values long. room: count * (packed_keys + packed_values + 1).
   void (*attend)(const HeadShape& shape, const float* q, int64_t ldq, int64_t first, int64_t count, const float* k,
                  const float* v, int64_t ldv, const HeadMask& mask, float* room, float* out, int64_t ldout);
   // scores[r * ld + j] = the sum over i of q[r * ldq + i] * keys[j / 16][i][j % 16], for the keys j of `blocks` blocks (blocks, width, 16).
