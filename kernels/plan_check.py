@@ -3,9 +3,9 @@
 Elementwise operators of two bytes have their rows beside their kernels, in csrc/core/rows/binary.inc.
 
 A row of that table is an operator with its settings, `name:kind`. `name?` may be missing, `kind|-` may be nothing. A
-kind is a register (u8, f32, i64, any), a constant ($int8; $weight is int8 or narrow), a number with bounds, one of
-several words, or a list: `counts` is a list of `count`, `count/s` a list or one value for all. Shapes are not known
-here; `plan_shapes` and the kernels look at them.
+kind is a register (u8, f32, i64, any), a constant ($int8; $weight is int8 or narrow, $scales are float32 or by group),
+a number with bounds, one of several words, or a list: `counts` is a list of `count`, `count/s` a list or one value for
+all. Shapes are not known here; `plan_shapes` and the kernels look at them.
 """
 
 from __future__ import annotations

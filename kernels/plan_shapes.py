@@ -270,8 +270,20 @@ def _linear_dynamic(settings: Settings) -> None:
     features = x.shape[-1] if x.dim() else 0
     expect(features == columns, f"the input has {features} features, expected {columns}")
     expect(settings["bits"] in (8, 16), "its activations have neither 8 nor 16 bits")
-    _vectors(settings, outputs, "scale", "bias")
+    if settings["scale"].dim() < 2:
+        _vectors(settings, outputs, "scale")
+    else:
+        _scales_by_group(weight, settings["scale"])
+    _vectors(settings, outputs, "bias")
     _vectors(settings, columns, "columns")
+
+
+def _scales_by_group(weight: Tensor, scale: Tensor) -> None:
+    expect(narrow.is_narrow(weight), "its scales are by group, which a weight of bytes has not")
+    try:
+        narrow.check(weight, scale)
+    except TypeError as error:
+        raise ValueError(str(error)) from error
 
 
 def _weight(weight: Tensor, name: str) -> tuple[int, int]:

@@ -209,7 +209,7 @@ def _check_tensors(op: str, settings: Mapping[str, Any]) -> None:
 
 
 INPUTS = (torch.float32, torch.uint8, torch.int64)
-CONSTANTS = (torch.int8, torch.uint8, torch.int32, torch.float32)
+CONSTANTS = (torch.int8, torch.uint8, torch.int32, torch.float16, torch.float32)
 DTYPES = {"u8": torch.uint8, "u8s": torch.uint8, "f32": torch.float32, "f32s": torch.float32, "int8": torch.int8,
           "i64": torch.int64, "int32": torch.int32, "float32": torch.float32, "uint8": torch.uint8}  # fmt: skip
 """Of the kinds of registers and constants in the table of settings."""
@@ -284,7 +284,8 @@ def run_plan(
 
     Args:
         inputs: float32, uint8 or, of indices, int64, one per register of the text's `inputs`.
-        constants: what $n names: int8 weights, int32 biases, float32 multipliers, norms and embeddings, uint8 tables.
+        constants: what $n names: int8 weights, int32 biases, float32 multipliers, norms and embeddings, uint8 tables
+            and weights of few bits, whose scales by group are float16 or float32.
         table: the operators, with the arguments of their references.
 
     Returns:

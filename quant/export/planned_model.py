@@ -130,7 +130,7 @@ def to_plan(model: nn.Module, example_inputs: Any = None, *, backend: str | None
     Raises:
         ExportError: the model is not one native call; the message names the steps outside of it, with reasons.
     """
-    result = PlannedModel(whole_plan(model, example_inputs), backend)
+    result = PlannedModel(whole_plan(model, example_inputs, in_bytes=False), backend)
     attach_report(result, summary(model))
     return result
 

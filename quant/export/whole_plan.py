@@ -20,7 +20,7 @@ from quant.half_precision import OwnOutputs
 from quant.kernels import narrow
 from quant.kernels.reference_plan import HEADER
 from quant.runtime.instructions import Instruction
-from quant.runtime.layers.narrow_bytes import HasGroups, with_bytes
+from quant.runtime.layers.narrow_bytes import HasGroups, refuse_groups, with_bytes
 from quant.runtime.layers.quant_module import QuantModule
 from quant.runtime.layers.weighted import StaticLayer
 from quant.runtime.names import child_of, dtype_name
@@ -77,17 +77,18 @@ class WholePlan:
     returns: Any
 
 
-def whole_plan(model: nn.Module, example_inputs: Any = None) -> WholePlan:
+def whole_plan(model: nn.Module, example_inputs: Any = None, *, in_bytes: bool = True) -> WholePlan:
     """The plan of a quantised model.
 
     Args:
+        in_bytes: whether narrow weights (`quant.kernels.narrow`) become int8, of which every reader of plans knows.
         example_inputs: what a model without static programs, of `quant.quantize_dynamic`, is captured with: a tensor, a
             tuple of positional arguments, or a dict of keyword arguments. Others have shown theirs.
 
     Raises:
         ExportError: the model is not one plan; the message says which step is outside of it, and why.
     """
-    runner = runner_of(model, example_inputs)
+    runner = runner_of(model, example_inputs, in_bytes=in_bytes)
     region = _only_region(runner.program, type(model).__name__)
     outputs = _outputs(runner.program, type(model).__name__)
     with torch.no_grad():  # where gradients may be wanted, no plan stands for parameters that want one
@@ -102,7 +103,7 @@ def whole_plan(model: nn.Module, example_inputs: Any = None) -> WholePlan:
     return WholePlan(
         whole,
         tuple(_steps(lines, region)),
-        tuple(_in_bytes(one.detach().contiguous()) for one in text.constants),
+        tuple(_in_bytes(one) if in_bytes else one for one in (each.detach().contiguous() for each in text.constants)),
         _named_apart([_input(index, runner, region) for index in inputs]),
         tuple(_value(name, runner.program.values[index]) for name, index in outputs.items()),
         form_of(runner.program.output),
@@ -111,7 +112,7 @@ def whole_plan(model: nn.Module, example_inputs: Any = None) -> WholePlan:
 
 def _in_bytes(constant: Tensor) -> Tensor:
     """A constant whose narrow weight, uint8 of three dimensions, is int8."""
-    return narrow.as_bytes(constant) if constant.dim() == 3 else constant
+    return narrow.as_bytes(constant) if constant.dim() == 3 and narrow.is_narrow(constant) else constant
 
 
 def _units(model: nn.Module) -> list[str]:
@@ -119,13 +120,15 @@ def _units(model: nn.Module) -> list[str]:
     return [name for name, module in model.named_modules() if isinstance(child_of(module, RESERVED), ProgramRunner)]
 
 
-def runner_of(model: nn.Module, example_inputs: Any = None) -> ProgramRunner:
+def runner_of(model: nn.Module, example_inputs: Any = None, *, in_bytes: bool = True) -> ProgramRunner:
     """The runner of a quantised model that is one program; arguments and errors as of `whole_plan`."""
     units = _units(model)
-    if units:
-        return _only_runner(model, units)
     try:
-        return _captured(with_bytes(model), example_inputs)
+        if units:
+            if in_bytes:
+                refuse_groups(model)
+            return _only_runner(model, units)
+        return _captured(with_bytes(model) if in_bytes else model, example_inputs)
     except HasGroups as error:
         raise ExportError(str(error)) from error
 

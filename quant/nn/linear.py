@@ -44,6 +44,11 @@ class Linear(QuantModule):
         return cls(QuantizedWeight.of(module.weight, qconfig), module.bias, per_row=qconfig.ranges_per_row)
 
     @torch.jit.unused
+    def can_plan(self) -> bool:
+        """True: scales by group are a plan's too."""
+        return True
+
+    @torch.jit.unused
     def planned(self) -> tuple[str, dict[str, Any]]:
         """Its operation in a plan."""
         tensors = {"q_weight": self.q_weight, "scale": self.scale, "bias": self.bias, "columns": self.columns}

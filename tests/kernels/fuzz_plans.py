@@ -577,8 +577,6 @@ def linear_dynamic(p: Program) -> dict[str, Any]:
     columns = p[x].shape[-1]
     weight, by = random_calls.dynamic_operands(p.draws, max(1, size(p.draws, 17)), columns)
     outputs = weight.shape[0]
-    if by.dim() > 1:
-        raise NoPlace  # texts have a scale per output
     settings = {"x": x, "q_weight": p.constant(weight), "scale": p.constant(by), "bias": channels(p, outputs)}
     return settings | {
         "columns": channels(p, columns),

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import pytest
 import torch
-from quant.kernels import ops, reference_plan, tables
+from quant.kernels import narrow, ops, reference_plan, tables
 from torch import Tensor
 
 from .test_plan_reals import reals, text
@@ -76,6 +76,41 @@ def test_dynamic_linear(shape: tuple[int, ...], settings: str) -> None:
         x, *constants[:3], constants[3] if columns else None, bits, per_row, False, ""
     )
     assert torch.equal(got, wanted)
+
+
+@pytest.mark.parametrize("rows", [0, 1, 40])
+@pytest.mark.parametrize("bits", narrow.NARROW_BITS)
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32], ids=str)
+@pytest.mark.parametrize("zero_points", [False, True], ids=["symmetric", "zero points"])
+def test_dynamic_linear_with_scales_by_group(rows: int, bits: int, dtype: torch.dtype, zero_points: bool) -> None:
+    draws = torch.Generator().manual_seed(bits)
+    weight = narrow.pack(torch.randint(0, 2**bits, (9, 128), generator=draws), bits)
+    scale = torch.rand(9, 4, generator=draws) / 50
+    if zero_points:
+        scale = torch.stack([scale, torch.randint(0, 2**bits, (9, 4), generator=draws).float()], dim=2)
+    constants, x = [weight, scale.to(dtype), reals(9)], reals(rows, 128)
+    settings = "columns=- bits=8 per_row=True"
+    program = text(f"%9 = linear_dynamic x=%0 q_weight=$0 scale=$1 bias=$2 {settings}", inputs=1)
+    [got] = run(program, [x], constants)
+    assert torch.equal(got, torch.ops.octet.linear_dynamic(x, *constants, None, 8, True, False, ""))
+
+
+BY_GROUP = {
+    "a weight of bytes": (int8(4, 64), torch.ones(4, 2), "which a weight of bytes has not"),
+    "groups of 16": (narrow.pack(torch.zeros(4, 64), 4), torch.ones(4, 4), r"scale has (another )?shape"),
+    "other outputs": (narrow.pack(torch.zeros(4, 64), 4), torch.ones(5, 2), r"scale has (another )?shape"),
+    "three values a group": (narrow.pack(torch.zeros(4, 64), 4), torch.ones(4, 2, 3), r"scale has (another )?shape"),
+    "integers": (narrow.pack(torch.zeros(4, 64), 4), torch.ones(4, 2, dtype=torch.int32), "scale is .*int32"),
+}
+
+
+@pytest.mark.parametrize("name", BY_GROUP)
+def test_scales_by_group_that_do_not_fit_are_refused_by_both(name: str) -> None:
+    weight, scale, words = BY_GROUP[name]
+    operation = "linear_dynamic x=%0 q_weight=$0 scale=$1 bias=- columns=- bits=8 per_row=True"
+    for call in (lambda *given: torch.ops.octet.run_plan(*given, ""), reference_plan.run_plan):
+        with pytest.raises(ValueError, match=words):
+            call([reals(3, 64)], [weight, scale], text(f"%9 = {operation}", inputs=1))
 
 
 @pytest.mark.parametrize("given", [False, True], ids=["from zeros", "from states"])

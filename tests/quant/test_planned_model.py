@@ -105,6 +105,24 @@ def test_attention_of_a_dynamic_model_is_in_the_call() -> None:
     assert float((planned - wanted).norm()) < 1.5 * float((own - wanted).norm()) + 1e-6
 
 
+@pytest.mark.parametrize("settings", [{"weight_bits": 4}, {"weight_bits": 3, "group_size": 32}], ids=["rows", "groups"])
+def test_a_plan_has_narrow_weights_as_they_are(settings: dict[str, int], tmp_path: Path) -> None:
+    model = nn.Sequential(nn.Linear(64, 96), nn.LayerNorm(96), nn.GELU(), nn.Linear(96, 8)).eval()
+    q, x = quant.quantize_dynamic(model, quant.Recipe(default=quant.QConfig(**settings))), image(5, 64, seed=1)
+    plan = to_plan(q, x)
+    held = list(plan.buffers())
+    for name, weight in q.named_buffers():
+        if name.endswith(".q_weight"):
+            assert any(one.dtype == torch.uint8 and torch.equal(one, weight) for one in held)
+    with torch.no_grad():
+        torch.testing.assert_close(plan(x), q(x), rtol=1e-2, atol=1e-2)
+    if "group_size" in settings:
+        with pytest.raises(
+            quant.types.ArtefactError, match=r"layer '0' \(Linear\): q_weight is of 3 bits with groups of 32"
+        ):
+            quant.save(q, tmp_path / "model.q8", runner=True, example_inputs=x)
+
+
 def test_outputs_stand_as_the_model_returns_them() -> None:
     model, inputs = nested()
     plan = to_plan(model)

@@ -122,6 +122,9 @@ class KeptWeights final : public WeightPacker {
     const Tensor& weight = constants_[constant];
     return groups ? packed_conv(weight, group, groups, backend_) : packed(weight, backend_);
   }
+  std::shared_ptr<const PackedGemm> grouped(int constant, int scales) override {
+    return packed_weight(constants_[constant], constants_[scales], "scale", backend_).gemm;
+  }
   std::shared_ptr<const PackedDepthwise> depthwise(int constant) override { return packed_depthwise(constants_[constant]); }
   std::shared_ptr<const PackedWinograd> winograd(int constant) override {
     return packed_winograd(constants_[constant], backend_);
@@ -140,7 +143,11 @@ class KeptWeights final : public WeightPacker {
 };
 
 const char* name_of(at::ScalarType type) {
-  return type == at::kChar ? "int8" : type == at::kByte ? "uint8" : type == at::kInt ? "int32" : "float32";
+  return type == at::kChar  ? "int8"
+         : type == at::kByte ? "uint8"
+         : type == at::kInt  ? "int32"
+         : type == at::kHalf ? "float16"
+                             : "float32";
 }
 
 std::shared_ptr<const Prepared> prepare(at::TensorList constants, c10::string_view text, c10::string_view backend) {
@@ -149,9 +156,10 @@ std::shared_ptr<const Prepared> prepare(at::TensorList constants, c10::string_vi
   std::vector<Tensor> contiguous;
   std::vector<PlanConstant> described;
   for (const Tensor& constant : constants) {
-    TORCH_CHECK_TYPE(constant.is_cpu() && (constant.scalar_type() == at::kChar || constant.scalar_type() == at::kByte ||
-                                           constant.scalar_type() == at::kInt || constant.scalar_type() == at::kFloat),
-                     "run_plan: a constant is ", constant.scalar_type(), ", expected Char, Byte, Int or Float on the CPU");
+    const at::ScalarType type = constant.scalar_type();
+    TORCH_CHECK_TYPE(constant.is_cpu() && (type == at::kChar || type == at::kByte || type == at::kInt || type == at::kHalf ||
+                                           type == at::kFloat),
+                     "run_plan: a constant is ", type, ", expected Char, Byte, Int, Half or Float on the CPU");
     contiguous.push_back(constant.contiguous());
     prepared->constants.push_back({constant.storage().getWeakStorageImpl(), constant.storage().unsafeGetStorageImpl(),
                                    constant.const_data_ptr(), version_of(constant), constant.sizes().vec(),

@@ -20,9 +20,9 @@ def with_bytes(model: nn.Module) -> nn.Module:
     Raises:
         HasGroups: a weight has scales by group.
     """
-    kept = {name: layer for name, layer in model.named_modules() if isinstance(layer, QuantModule)}
     in_bytes = {
-        name: {key: weight_in_bytes(layer, key, name) for key in _narrow_weights(layer)} for name, layer in kept.items()
+        name: {key: weight_in_bytes(layer, key, name) for key in _narrow_weights(layer)}
+        for name, layer in _int8_modules(model).items()
     }
     if not any(in_bytes.values()):
         return model
@@ -31,6 +31,17 @@ def with_bytes(model: nn.Module) -> nn.Module:
         for key, weight in weights.items():
             copied.get_submodule(name).register_buffer(key, weight)
     return copied
+
+
+def refuse_groups(model: nn.Module) -> None:
+    """Raise HasGroups where a weight of the model has scales by group."""
+    for name, layer in _int8_modules(model).items():
+        for key in _narrow_weights(layer):
+            _refuse_groups(layer, key, name)
+
+
+def _int8_modules(model: nn.Module) -> dict[str, QuantModule]:
+    return {name: layer for name, layer in model.named_modules() if isinstance(layer, QuantModule)}
 
 
 def weight_in_bytes(layer: QuantModule, key: str = "q_weight", name: str | None = None) -> Tensor:
@@ -43,14 +54,17 @@ def weight_in_bytes(layer: QuantModule, key: str = "q_weight", name: str | None 
     Raises:
         HasGroups: it has scales by group.
     """
+    _refuse_groups(layer, key, layer.layer_name if name is None else name)
+    return narrow.as_bytes(layer.get_buffer(key))
+
+
+def _refuse_groups(layer: QuantModule, key: str, name: str) -> None:
     q_weight, scale = layer.get_buffer(key), layer.get_buffer(key.replace("q_weight", "scale"))
     if scale.dim() > 1:
-        name = layer.layer_name if name is None else name
         raise HasGroups(
             f"layer {name or '(root)'!r} ({type(layer).__name__}): {key} is {narrow.described(q_weight, scale)}, "
             "expected a scale per output; quantise it without group_size for this form"
         )
-    return narrow.as_bytes(q_weight)
 
 
 def _narrow_weights(layer: QuantModule) -> list[str]:

@@ -39,7 +39,7 @@ class QuantModule(nn.Module):
     the settings but for `x`; a tensor among them becomes a constant."""
 
     def can_plan(self) -> bool:
-        """Whether it has an operation in a plan now; one of scales by group has none."""
+        """Whether it has an operation in a plan now; one of scales by group has none, but for `Linear`."""
         return self.planned is not None and not self.has_groups()
 
     def has_groups(self) -> bool:

@@ -56,9 +56,14 @@ class PlanBuilder {
   // A constant with the dtype and rank that its reader expects; rank 0 is any.
   const PreparedConstant& constant(const Operation& operation, Constant index, const char* name, const char* dtype,
                                    size_t rank = 0) const;
+  // A constant that there is, or null.
+  const PreparedConstant* find_constant(Constant index) const {
+    return index >= 0 && index < static_cast<int64_t>(constants_.size()) ? &constants_[index] : nullptr;
+  }
   // Whether a constant is uint8, as weights of few bits are.
   bool is_bytes(Constant index) const {
-    return index >= 0 && index < static_cast<int64_t>(constants_.size()) && constants_[index].dtype == "uint8";
+    const PreparedConstant* const found = find_constant(index);
+    return found && found->dtype == "uint8";
   }
   WeightPacker& weights() const { return weights_; }
   // A vector of `count` values, or null where the operation has none.

@@ -158,6 +158,35 @@ std::shared_ptr<const std::vector<float>> required_reals(const PlanBuilder& b, c
   return values;
 }
 
+namespace {
+
+// A weight (n, k) of a layer with real inputs, and its scales, or null where these are by group and in the products.
+struct ScaledWeight {
+  std::shared_ptr<const PackedGemm> gemm;
+  std::shared_ptr<const std::vector<float>> scale;
+};
+
+ScaledWeight scaled_weight(PlanBuilder& b, const Operation& operation, Constant weight, Constant scale, int64_t n, int64_t k) {
+  const PreparedConstant* const scales = b.find_constant(scale);
+  if (!scales || scales->sizes.size() < 2) {
+    const auto values = required_reals(b, operation, scale, "scale", n);
+    return {b.weights().gemm(weight, 0, 0), values};
+  }
+  expect(operation, b.is_bytes(weight), "its scales are by group, which a weight of bytes has not");
+  expect_or(operation, scales->dtype == "float16" || scales->dtype == "float32",
+            [&] { return "scale is " + scales->dtype + ", expected float16 or float32"; });
+  const Sizes& sizes = scales->sizes;
+  expect_or(operation,
+            sizes[0] == n && sizes[1] > 0 && k % (32 * sizes[1]) == 0 && (sizes.size() == 2 || (sizes.size() == 3 && sizes[2] == 2)),
+            [&] {
+              return "scale has another shape than (" + std::to_string(n) + ", groups) of 32 inputs or a multiple, of " +
+                     std::to_string(k) + ", with no or 2 values a group";
+            });
+  return {b.weights().grouped(weight, scale), nullptr};
+}
+
+}  // namespace
+
 PlanView lower(PlanBuilder& b, const Operation& operation, const op::DynamicLinear& by) {
   const PlanView x = b.plain(real_input(b, operation, by.x));
   const Sizes weight = weight_sizes(b, operation, by.weight, "q_weight");
@@ -166,17 +195,17 @@ PlanView lower(PlanBuilder& b, const Operation& operation, const op::DynamicLine
     return "the input has " + std::to_string(x.rank() ? x.sizes.back() : 0) + " features, expected " + std::to_string(k);
   });
   expect(operation, by.bits == 8 || by.bits == 16, "its activations have neither 8 nor 16 bits");
-  const auto scale = required_reals(b, operation, by.scale, "scale", n), bias = b.reals(operation, by.bias, "bias", n);
-  const auto columns = b.reals(operation, by.columns, "columns", k);
-  const std::shared_ptr<const PackedGemm> gemm = b.weights().gemm(by.weight, 0, 0);
+  const auto bias = b.reals(operation, by.bias, "bias", n), columns = b.reals(operation, by.columns, "columns", k);
+  const auto [packed, scales] = scaled_weight(b, operation, by.weight, by.scale, n, k);
   Sizes sizes = x.sizes;
   sizes.back() = n;
   checked_count(operation, sizes);
   const PlanView out = b.fresh(sizes, plain_strides(sizes), true);
   sizes.pop_back();
-  b.emit({&x}, out, [=, bits = by.bits, per_row = by.per_row, rows = product(sizes)](const PlanFrame& frame) {
-    linear_dynamic({gemm.get(), scale->data(), bias ? bias->data() : nullptr, columns ? columns->data() : nullptr, bits, per_row,
-                    false},
+  b.emit({&x}, out, [=, gemm = packed, scale = scales, bits = by.bits, per_row = by.per_row,
+                     rows = product(sizes)](const PlanFrame& frame) {
+    linear_dynamic({gemm.get(), scale ? scale->data() : nullptr, bias ? bias->data() : nullptr, columns ? columns->data() : nullptr,
+                    bits, per_row, false},
                    x.reals(frame), k, rows, out.reals_out(frame));
   });
   return out;

@@ -62,12 +62,18 @@ OwnWeights::OwnWeights(const std::vector<PlanConstant>& constants) {
 
 OwnWeights::~OwnWeights() = default;
 
+namespace {
+[[noreturn]] void refuse_few_bits(int constant) {
+  throw std::invalid_argument("$" + std::to_string(constant) + " is a weight of few bits, expected int8 where the core packs it");
+}
+}  // namespace
+
 // Lowering asks for constants that are int8, and of products for those of few bits, too.
 std::shared_ptr<const PackedGemm> OwnWeights::gemm(int constant, int64_t group, int64_t groups) {
-  if (!weights_.at(constant))
-    throw std::invalid_argument("$" + std::to_string(constant) + " is a weight of few bits, expected int8 where the core packs it");
+  if (!weights_.at(constant)) refuse_few_bits(constant);
   return weights_.at(constant)->gemm(group, groups);
 }
+std::shared_ptr<const PackedGemm> OwnWeights::grouped(int constant, int) { refuse_few_bits(constant); }
 std::shared_ptr<const PackedDepthwise> OwnWeights::depthwise(int constant) { return weights_.at(constant)->depthwise(); }
 std::shared_ptr<const PackedWinograd> OwnWeights::winograd(int constant) { return weights_.at(constant)->winograd(); }
 std::shared_ptr<const void> OwnWeights::table(int constant) { return {std::shared_ptr<const void>(), constants_.at(constant)}; }

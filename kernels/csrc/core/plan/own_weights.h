@@ -15,6 +15,7 @@ class OwnWeights final : public WeightPacker {
   explicit OwnWeights(const std::vector<PlanConstant>& constants);
   ~OwnWeights() override;
   std::shared_ptr<const PackedGemm> gemm(int constant, int64_t group, int64_t groups) override;
+  std::shared_ptr<const PackedGemm> grouped(int constant, int scales) override;
   std::shared_ptr<const PackedDepthwise> depthwise(int constant) override;
   std::shared_ptr<const PackedWinograd> winograd(int constant) override;
   std::shared_ptr<const void> table(int constant) override;

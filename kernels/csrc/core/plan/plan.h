@@ -20,7 +20,7 @@ using Sizes = std::vector<int64_t>;
 // A constant of a program; users of its values copy them.
 struct PlanConstant {
   const void* data;   // contiguous
-  std::string dtype;  // "int8", "uint8", "int32" or "float32"
+  std::string dtype;  // "int8", "uint8", "int32", "float32"; "float16" of scales by group alone
   Sizes sizes;
 };
 
@@ -30,6 +30,8 @@ class WeightPacker {
   virtual ~WeightPacker() = default;
   // Of group `group` of `groups` of a convolution's weight; of a linear layer's, with groups = 0.
   virtual std::shared_ptr<const PackedGemm> gemm(int constant, int64_t group, int64_t groups) = 0;
+  // Of a linear layer's weight of few bits whose scales, another constant, are by group: a GroupedGemm.
+  virtual std::shared_ptr<const PackedGemm> grouped(int constant, int scales) = 0;
   virtual std::shared_ptr<const PackedDepthwise> depthwise(int constant) = 0;
   virtual std::shared_ptr<const PackedWinograd> winograd(int constant) = 0;  // null where the backend has none
   // The values of a table, as they lie; they may live no longer than the constants of a call do.

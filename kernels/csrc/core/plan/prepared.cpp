@@ -17,16 +17,19 @@ std::shared_ptr<const std::vector<T>> copied(const PlanConstant& constant, const
   return std::make_shared<const std::vector<T>>(first, first + product(constant.sizes));
 }
 
-// The constants that operations name but look-ups, by the lines.
-std::vector<bool> named_as_values(const Program& program, size_t constants) {
-  std::vector<bool> named(constants, false);
+// The constants that operations name, by the lines, but for tables of look-ups and scales by group, which are read as they lie.
+std::vector<bool> named_as_values(const Program& program, const std::vector<PlanConstant>& constants) {
+  std::vector<bool> named(constants.size(), false);
   for (const Operation& operation : program.operations) {
     if (operation.as<op::Embedding>()) continue;
+    const op::DynamicLinear* const linear = operation.as<op::DynamicLinear>();
     const std::string& line = operation.text;
     for (size_t at = line.find('$'); at != std::string::npos; at = line.find('$', at + 1)) {
-      size_t index = constants;
+      size_t index = constants.size();
       std::from_chars(line.data() + at + 1, line.data() + line.size(), index);
-      if (index < constants) named[index] = true;
+      if (index >= constants.size()) continue;
+      const bool by_group = linear && linear->scale == static_cast<Constant>(index) && constants[index].sizes.size() > 1;
+      if (!by_group) named[index] = true;
     }
   }
   return named;
@@ -46,7 +49,7 @@ PreparedConstant prepared(const PlanConstant& constant) {
 PreparedProgram::PreparedProgram(std::string_view text, const std::vector<PlanConstant>& constants)
     : program_(parse_program(text)) {
   run_passes(program_);
-  const std::vector<bool> values = named_as_values(program_, constants.size());
+  const std::vector<bool> values = named_as_values(program_, constants);
   for (size_t i = 0; i < constants.size(); ++i)
     constants_.push_back(values[i] ? prepared(constants[i])
                                    : PreparedConstant{constants[i].dtype, constants[i].sizes, nullptr, nullptr, nullptr, true});
