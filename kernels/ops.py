@@ -325,6 +325,8 @@ def _fake_run_plan(inputs: list[Tensor], constants: list[Tensor], program: str, 
                 f"run_plan: constant 0 is on {constants[0].device} and constant {place} on {one.device}, expected one "
                 "device"
             )
+    if constants and constants[0].is_meta and not all(one.is_meta for one in inputs):
+        raise ValueError("run_plan: constants are on the meta device and an input is not, expected one device")
     operators = torch.ops.octet
     table = dict(reference_ops.OPS)
     table.update(quantize=operators.quantize, dequantize=operators.dequantize)

@@ -258,6 +258,8 @@ def test_constants_of_a_plan_lie_on_one_device() -> None:
     for operator in (ALL.run_plan, ALL.run_plan_of_finite):
         with pytest.raises(ValueError, match="constant 0 is on cpu and constant 1 on meta, expected one device"):
             operator([q_x(2)], [there, there.to("meta")], text, "")
+        with pytest.raises(ValueError, match="constants are on the meta device and an input is not"):
+            operator([q_x(2)], [there.to("meta")], text, "")
         assert operator([q_x(2)], [there, there], text, "")[0].equal(q_x(2))
 
 
