@@ -144,6 +144,10 @@ def _converted(prepared: nn.Module, backend: str | None) -> nn.Module:
     layers, rules = _settings(programs), next(iter(programs.values())).fused.rules
     dynamic = {**_shared(model, programs), **dynamic}
     model = make_rest_dynamic(model, info, backend, entries, layers, dynamic)
+    for unscheduled in built.unscheduled:
+        said = unscheduled.schedule()
+        if said is not None:
+            entries[unscheduled.entry] = ("int8", said)
     description = make_description(info.example, ranges, calls, layers, backend, rules)
     description["islands"] = {name: str(why) for name, why in info.islands.items()}
     description["norms"] = by_text({key: float_norms(one) for key, one in programs.items()})

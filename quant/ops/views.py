@@ -265,6 +265,24 @@ def expand_as(call: PlanCall) -> Lines:
     return [("expand", {"x": call.tensor(), "shape": sizes})]
 
 
+@plans_reals(torch.repeat_interleave, "repeat_interleave", moves=True)
+def repeat_interleave(call: PlanCall) -> Lines:
+    """Each part along a dimension so many times, as keys of attention are that several heads of queries share."""
+    x, repeats, dim = call.tensor(), call.setting(1, "repeats"), call.setting(2, "dim")
+    shape = call.values.shape(x)
+    if type(repeats) is not int or repeats < 1 or not isinstance(dim, int):
+        raise Unplanned("its repetitions are no number along a dimension")
+    if call.setting(3, "output_size") is not None:
+        raise Unplanned("its output_size is checked by torch")
+    dim %= len(shape)
+    sizes = [Register(x.index, place) for place in range(len(shape))]
+    return [
+        ("unsqueeze", {"x": x, "dim": dim + 1}),
+        ("expand", {"x": BEFORE, "shape": (*sizes[: dim + 1], repeats, *sizes[dim + 1 :])}),
+        ("flatten", {"x": BEFORE, "start": dim, "end": dim + 1}),
+    ]
+
+
 @recognises(nn.Flatten, torch.flatten, "flatten")
 def flatten(call: Call) -> Recognised:
     """Neighbouring dimensions as one."""

@@ -17,7 +17,7 @@ from quant.static.dynamic_fallback import is_lone_dynamic
 from quant.static.int8_layers import Built, int8_layers
 from quant.static.kept_graph import keep_graph
 from quant.static.module_replacement import remove_folded
-from quant.static.native import schedule
+from quant.static.native import Unscheduled
 from quant.static.native_forms import Planner
 from quant.static.part_calls import add_parts
 from quant.static.report_entries import Entries, note_floats
@@ -48,7 +48,7 @@ def convert_program(
         runner: runs the program's graph.
         ranges: slot -> scale and zero point.
         backend: for all its layers; None for the dispatcher's choice.
-        built: the int8 layers up to now; those of this program are added.
+        built: the int8 layers up to now; those of this program are added, and the programs without a schedule.
         entries: lines of the report; those of this program are added.
         further: whether the module's first program is in place already.
 
@@ -89,11 +89,9 @@ def convert_program(
     for one, layer in layers.items():
         if one.functional:
             program_runner.layers[one.name] = layer
-    planned = schedule(assembled.program, Planner(assembled, fused.graph, root, program_runner.layer))
-    assembled.program.schedule = planned
-    if planned.regions or planned.reasons:
-        name = PLANNED if not further else PLANNED.replace("run", f"run {key.place}")
-        entries[full_name(fused.graph.path, name)] = ("int8", planned.describe())
+    entry = full_name(fused.graph.path, PLANNED if not further else PLANNED.replace("run", f"run {key.place}"))
+    planner = Planner(assembled, fused.graph, root, program_runner.layer)
+    built.unscheduled.append(Unscheduled(assembled.program, planner, entry))
     if further:
         first = root._modules.get(RESERVED)
         if isinstance(first, ProgramRunner):  # else the module is a layer, and takes its calls itself
@@ -101,5 +99,5 @@ def convert_program(
         return model
     root._modules[RESERVED] = program_runner
     root.__dict__["forward"] = as_forward(program_runner.run, root, runner.own_forward)
-    add_parts(root, fused, context, sites, program_runner)
+    built.unscheduled += add_parts(root, fused, context, sites, program_runner)
     return model

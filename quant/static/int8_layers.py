@@ -25,6 +25,7 @@ from quant.runtime.programs import RESERVED
 from quant.runtime.trees import Attr
 from quant.static.assembly import Site
 from quant.static.int8_recurrent import static_recurrent
+from quant.static.native import Unscheduled
 from quant.static.registered_layers import placed, registered_layer
 from quant.static.report_entries import (
     Entries,
@@ -47,6 +48,7 @@ class Built:
         smallest: the smallest scale among a weighted module's inputs, by its id, over all units.
         folded: the gain and shift folded into a step, by the step's identity.
         called: the modules that some unit calls, other than as what is folded into a weight.
+        unscheduled: the programs up to now.
     """
 
     def __init__(self, programs: dict[ProgramKey, GraphRunner], ranges: dict[ProgramKey, dict[str, QParams]]) -> None:
@@ -55,6 +57,7 @@ class Built:
         self.smallest: dict[int, torch.Tensor] = {}
         self.folded: dict[int, Any] = {}
         self.called: set[nn.Module] = set()
+        self.unscheduled: list[Unscheduled] = []
         for program, runner in programs.items():
             norms = {one.operator.batch_norm for one in runner.fused.steps if isinstance(one.operator, Weighted)}
             self.called |= {

@@ -54,6 +54,24 @@ def schedule(program: Program, planner: Planner) -> Schedule:
     return grouped
 
 
+@dataclass(frozen=True)
+class Unscheduled:
+    """A program whose schedule waits until the layers in it are final, as those are that become dynamic.
+
+    Attributes:
+        entry: the report's name for how it runs; '' of a program that the report does not have.
+    """
+
+    program: Program
+    planner: Planner
+    entry: str = ""
+
+    def schedule(self) -> str | None:
+        """Give the program its schedule; what the report says of it, if anything."""
+        self.program.schedule = planned = schedule(self.program, self.planner)
+        return planned.describe() if self.entry and (planned.regions or planned.reasons) else None
+
+
 def whole_schedule(program: Program, planner: Planner) -> Schedule:
     """The same without regard to what torch does faster: for a process without torch."""
     return _grouped(program.instructions, program.output, planner, whole=True)

@@ -9,37 +9,38 @@ from quant.graph import Span, expected_input
 from quant.runtime.expected_call import ExpectedCall, ExpectedInput
 from quant.runtime.instructions import registers_in
 from quant.runtime.part import Part
-from quant.runtime.program import Program
 from quant.runtime.program_runner import ProgramRunner
-from quant.static.assembly import AssemblyContext, OutOfReach, Site, assemble
-from quant.static.native import schedule
+from quant.static.assembly import Assembled, AssemblyContext, OutOfReach, Site, assemble
+from quant.static.native import Unscheduled
 from quant.static.native_forms import Planner
 
 
 def add_parts(
     root: nn.Module, fused: FusedGraph, context: AssemblyContext, sites: dict[int, Site], runner: ProgramRunner
-) -> None:
-    """Give every submodule that was seen through a forward that runs its span of the program."""
+) -> list[Unscheduled]:
+    """Give every submodule that was seen through a forward that runs its span of the program; gives these programs."""
     done: set[int] = set()
+    unscheduled: list[Unscheduled] = []
     for span in sorted(fused.graph.spans, key=lambda span: span.start):
         module = root.get_submodule(span.path)
         if id(module) not in done:
             done.add(id(module))
-            part = Part(module, span.path, _program(span, fused, context, sites, runner), runner)
-            module.__dict__["forward"] = part.run
+            made = _assembled(span, fused, context, sites)
+            if isinstance(made, Assembled):
+                planner = Planner(made, fused.graph, runner.root, runner.layer)
+                unscheduled.append(Unscheduled(made.program, planner))
+            program = made if isinstance(made, str) else made.program
+            module.__dict__["forward"] = Part(module, span.path, program, runner).run
+    return unscheduled
 
 
-def _program(
-    span: Span, fused: FusedGraph, context: AssemblyContext, sites: dict[int, Site], runner: ProgramRunner
-) -> Program | str:
+def _assembled(span: Span, fused: FusedGraph, context: AssemblyContext, sites: dict[int, Site]) -> Assembled | str:
     inside = range(span.start, span.end)
     steps = [step for step in fused.steps if all(index in inside for index in step.nodes)]
     try:
-        assembled = assemble(fused, steps, _expected(span, fused), span.output, context, sites)
+        return assemble(fused, steps, _expected(span, fused), span.output, context, sites)
     except OutOfReach as value:
         return f"{value} is computed together with what lies outside of it"
-    assembled.program.schedule = schedule(assembled.program, Planner(assembled, fused.graph, runner.root, runner.layer))
-    return assembled.program
 
 
 def _expected(span: Span, fused: FusedGraph) -> ExpectedCall:

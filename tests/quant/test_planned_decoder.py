@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -42,10 +43,10 @@ class Decoder(nn.Module):
     """A block with rotary positions, shared key heads and a gated MLP.
 
     Args:
-        repeats: whether key heads are repeated by views; else attention does it.
+        repeats: whether key heads are repeated, by views or by one call; else attention does it.
     """
 
-    def __init__(self, norm: Callable[[], nn.Module], *, repeats: bool) -> None:
+    def __init__(self, norm: Callable[[], nn.Module], *, repeats: str) -> None:
         super().__init__()
         self.first, self.second, self.repeats = norm(), norm(), repeats
         self.q, self.o = nn.Linear(WIDTH, WIDTH, bias=False), nn.Linear(WIDTH, WIDTH, bias=False)
@@ -67,6 +68,8 @@ class Decoder(nn.Module):
         return self.o(y.transpose(1, 2).contiguous().reshape(*x.shape[:-1], -1).contiguous())
 
     def repeated(self, x: Tensor) -> Tensor:
+        if self.repeats == "by a call":
+            return x.repeat_interleave(HEADS // SHARED, dim=1)
         batch, heads, length, width = x.shape
         x = x[:, :, None].expand(batch, heads, HEADS // SHARED, length, width)
         return x.reshape(batch, heads * (HEADS // SHARED), length, width)
@@ -88,13 +91,15 @@ def batch(length: int = 7, *, masked: bool = False) -> tuple[Any, ...]:
     return x, positions, seen
 
 
-def converted(model: nn.Module, *examples: tuple[Any, ...]) -> tuple[nn.Module, ProgramRunner]:
-    q = quant.quantize_static(model, list(examples), forward=lambda m, b: m(*b), progress=False)
+def converted(
+    model: nn.Module, *examples: tuple[Any, ...], recipe: quant.Recipe | None = None
+) -> tuple[nn.Module, ProgramRunner]:
+    q = quant.quantize_static(model, list(examples), recipe=recipe, forward=lambda m, b: m(*b), progress=False)
     [runner] = [module for module in q.modules() if isinstance(module, ProgramRunner)]
     return q, runner
 
 
-def decoder(norm: Callable[[], nn.Module], *, repeats: bool) -> nn.Module:
+def decoder(norm: Callable[[], nn.Module], *, repeats: str = "") -> nn.Module:
     torch.manual_seed(0)
     model = Decoder(norm, repeats=repeats).eval()
     for parameter in model.parameters():
@@ -111,9 +116,9 @@ NORMS: dict[str, Callable[[], nn.Module]] = {
 
 
 @pytest.mark.parametrize("norm", NORMS)
-@pytest.mark.parametrize("repeats", [False, True], ids=["grouped", "repeated"])
+@pytest.mark.parametrize("repeats", ["", "by views", "by a call"], ids=["grouped", "by views", "by a call"])
 @pytest.mark.parametrize("masked", [False, True], ids=["causal", "masked"])
-def test_a_decoder_is_one_region(norm: str, *, repeats: bool, masked: bool) -> None:
+def test_a_decoder_is_one_region(norm: str, *, repeats: str, masked: bool) -> None:
     model = decoder(NORMS[norm], repeats=repeats)
     q, runner = converted(model, batch(masked=masked), batch(9, masked=masked))
     schedule = runner.program.schedule
@@ -125,6 +130,31 @@ def test_a_decoder_is_one_region(norm: str, *, repeats: bool, masked: bool) -> N
             stepwise = runner.held(*given).of(runner.program.values[runner.program.output.index])
         torch.testing.assert_close(got, stepwise, rtol=1e-5, atol=1e-5)
         assert (got - expected).square().sum() / expected.square().sum() < 1e-2
+
+
+RANGES_OF_EACH_CALL = {
+    "8 bits": quant.QConfig(activation_observer="dynamic"),
+    "4 bits in groups": quant.QConfig(activation_observer="dynamic", weight_bits=4, group_size=32),
+}
+
+
+@pytest.mark.parametrize("settings", RANGES_OF_EACH_CALL)
+def test_layers_with_ranges_of_each_call_are_in_the_region(settings: str, tmp_path: Path) -> None:
+    model, recipe = decoder(NORMS["by hand"]), quant.Recipe(default=RANGES_OF_EACH_CALL[settings])
+    q, runner = converted(model, batch(), batch(9), recipe=recipe)
+    schedule = runner.program.schedule
+    assert len(schedule.steps) == 1, schedule.describe()
+    assert quant.summary(q)["(planned run)"].detail.startswith("native calls: 1, of ")
+    quant.save(q, tmp_path / "decoder.q8")
+    restored = quant.load(tmp_path / "decoder.q8", model=decoder(NORMS["by hand"]))
+    for length in (7, 12):
+        given = batch(length)
+        with torch.no_grad():
+            got, expected = q(*given), model(*given)
+            stepwise = runner.held(*given).of(runner.program.values[runner.program.output.index])
+            assert torch.equal(restored(*given), got)
+        torch.testing.assert_close(got, stepwise, rtol=1e-2, atol=2e-2)  # a rounding may turn where sums differ
+        assert (got - expected).square().sum() / expected.square().sum() < (1e-2 if settings == "8 bits" else 0.1)
 
 
 class Between(nn.Module):
@@ -232,7 +262,7 @@ def test_choices_in_a_region(name: str) -> None:
 
 @pytest.mark.parametrize("norm", ["torch's", "layer norm without parameters"])
 def test_norms_that_are_hooked_or_exchanged(norm: str) -> None:
-    model = decoder(NORMS[norm], repeats=True)
+    model = decoder(NORMS[norm], repeats="by views")
     q, _ = converted(model, batch())
     calls: list[int] = []
     with torch.no_grad():
@@ -248,7 +278,7 @@ def test_norms_that_are_hooked_or_exchanged(norm: str) -> None:
 
 @pytest.mark.parametrize("norm", ["by hand", "torch's", "layer norm without parameters"])
 def test_a_file_keeps_a_decoder(norm: str, tmp_path: Any) -> None:
-    model = decoder(NORMS[norm], repeats=False)
+    model = decoder(NORMS[norm])
     q, _ = converted(model, batch(masked=True))
     quant.save(q, tmp_path / "decoder.q8")
     assert "why_none" not in read(tmp_path / "decoder.q8")[0]["programs"][""]  # so that nothing is captured again
