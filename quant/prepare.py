@@ -34,6 +34,7 @@ from quant.ops.step import Step
 from quant.recipe import Recipe, UnmatchedRules
 from quant.recipe_check import check_observers, check_settings
 from quant.runtime.arguments import copied
+from quant.runtime.layers.quant_module import QuantModule
 from quant.runtime.names import full_name, has_attribute
 from quant.runtime.programs import RESERVED
 from quant.shared import note_shared, one_range_each
@@ -194,7 +195,8 @@ def planned(
     example = encode(example_inputs)
     # Training changes buffers for good; calibration only passes through them.
     info = Prepared(recipe, captured.islands, captured.called, example, {} if training else state, halves)
-    _refuse_nothing(prepared, info, verb)
+    if training or not any(isinstance(module, QuantModule) for module in prepared.modules()):
+        _refuse_nothing(prepared, info, verb)  # of int8 modules at least programs are made
     if captured.unlike_in_training:
         _say_unlike(prepared, verb)
     prepared.__dict__[RESERVED + "_prepared"] = info

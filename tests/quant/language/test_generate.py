@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
@@ -104,6 +105,30 @@ def test_a_padded_prompt_gives_the_tokens_that_it_gives_alone(name: str) -> None
     together = generated(q, {"input_ids": ids, "attention_mask": mask})
     assert torch.equal(together[:1], generated(q, {"input_ids": ids[:1]}))
     assert torch.equal(together[1:, 3:], generated(q, {"input_ids": ids[1:, 3:]}))
+
+
+@pytest.mark.filterwarnings("error::quant.types.UncapturedCall")
+@pytest.mark.parametrize("name", ["llama_tied", "qwen3", "gpt2", "gemma2", "mixtral"])
+def test_programs_of_a_dynamic_decoder_generate_its_tokens(name: str) -> None:
+    """What was loaded as int4 is prepared as it is; a call that no program stands for would be an error."""
+    subject = SUBJECTS[name]
+    q, prompt = quant.quantize_dynamic(subject.make(), quant.Recipe(default=FOUR_BITS)), subject.prompt()
+    prepared = quant.prepare(q, prompt, recipe=quant.Recipe(default=None))
+    with torch.no_grad():
+        for length in (prompt["input_ids"].shape[1], 5):
+            generated(prepared, {**prompt, "input_ids": prompt["input_ids"][:, :length]})
+    programs = quant.convert(prepared)
+    with torch.inference_mode():
+        assert torch.equal(generated(programs, prompt), generated(q, prompt))
+    [*_, step] = [entry.detail for entry in quant.summary(programs) if entry.name.startswith("(planned run")]
+    if name not in ("gemma2", "mixtral"):  # a scaled table and windows, and a choice of experts, are torch's
+        assert int(re.findall(r"native calls: (\d+)", step)[0]) <= 3
+
+
+def test_int8_modules_alone_are_not_trained() -> None:
+    q = quant.quantize_dynamic(torch.nn.Sequential(torch.nn.Linear(8, 8)))
+    with pytest.raises(quant.types.NothingQuantized, match="no layer can be quantised"):
+        quant.prepare_qat(q, torch.randn(2, 8), recipe=quant.Recipe(default=None))
 
 
 def test_weights_of_a_half_type_have_the_integers_of_their_float_values() -> None:
