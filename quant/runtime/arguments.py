@@ -31,6 +31,10 @@ def signature_of(module: nn.Module) -> inspect.Signature:
     Raises:
         TypeError: forward is a property or a static method.
     """
+    # torch.compile warns of functions with a cache, as getattr_static has from Python 3.13 on; and what it compiles was
+    # captured before.
+    if torch.compiler.is_compiling():
+        return inspect.signature(type(module).forward)
     if isinstance(inspect.getattr_static(type(module), "forward"), staticmethod):
         raise TypeError(
             f"{type(module).__name__}: its forward is a static method, expected a method; declare forward(self, ...)"
@@ -40,9 +44,7 @@ def signature_of(module: nn.Module) -> inspect.Signature:
             f"{type(module).__name__}: its forward is a property, expected a method, whose arguments can be known; "
             "call what the property gives in a method forward(self, ...)"
         )
-    # torch.compile warns of functions with a cache.
-    take = inspect.signature if torch.compiler.is_compiling() else _signature
-    return take(type(module).forward)
+    return _signature(type(module).forward)
 
 
 def parameters_of(module: nn.Module) -> list[inspect.Parameter]:
