@@ -111,7 +111,7 @@ def check(q_weight: Tensor, scale: Tensor) -> None:
 def check_numbers(q_weight: Tensor, scale: Tensor) -> None:
     """Raise ValueError unless scales by group, which kernels take apart by their bits, are finite and not negative, and
     zero points integers of the weight."""
-    if scale.dim() == 1 or torch.compiler.is_compiling():
+    if scale.dim() == 1 or scale.is_meta or torch.compiler.is_compiling():
         return
     by, top = groups_of(q_weight, scale), 2 ** q_weight.shape[1] - 1
     wrong = torch.signbit(by.scale) | ~torch.isfinite(by.scale)

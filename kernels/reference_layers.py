@@ -32,7 +32,7 @@ def linear_dynamic(
     per_row: bool,
 ) -> Tensor:
     """`reference.linear_dynamic`, without ReLU."""
-    if isinstance(x, FakeTensor):
+    if isinstance(x, FakeTensor) or x.is_meta:
         return x.new_empty((*x.shape[:-1], q_weight.shape[0]))
     return reference.linear_dynamic(x, q_weight, scale, bias, columns, bits, per_row, False)
 

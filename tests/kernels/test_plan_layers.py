@@ -95,6 +95,24 @@ def test_dynamic_linear_with_scales_by_group(rows: int, bits: int, dtype: torch.
     assert torch.equal(got, torch.ops.octet.linear_dynamic(x, *constants, None, 8, True, False, ""))
 
 
+def test_scales_of_another_dtype_in_the_same_memory_are_other_scales() -> None:
+    weight, x = narrow.pack(torch.randint(0, 16, (64, 64), generator=torch.Generator().manual_seed(0)), 4), reals(3, 64)
+    bits = torch.randint(0x2000, 0x3000, (64, 4), generator=torch.Generator().manual_seed(1), dtype=torch.int32)
+    wide = bits.to(torch.int16).view(torch.float32)
+    half = torch.as_strided(wide.view(torch.float16), (64, 2), (2, 1))
+    program = text("%9 = linear_dynamic x=%0 q_weight=$0 scale=$1 bias=- columns=- bits=8 per_row=True", inputs=1)
+    for scale in (wide, half):
+        [got] = torch.ops.octet.run_plan([x], [weight, scale], program, "")
+        assert torch.equal(got, torch.ops.octet.linear_dynamic(x, weight, scale, None, None, 8, True, False, ""))
+
+
+def test_scales_by_group_on_the_meta_device_have_shapes() -> None:
+    weight, scale = narrow.pack(torch.zeros(9, 128), 4).to("meta"), torch.ones(9, 2, device="meta")
+    program = text("%9 = linear_dynamic x=%0 q_weight=$0 scale=$1 bias=- columns=- bits=8 per_row=True", inputs=1)
+    [got] = torch.ops.octet.run_plan([reals(3, 128).to("meta")], [weight, scale], program, "")
+    assert got.shape == (3, 9)
+
+
 BY_GROUP = {
     "a weight of bytes": (int8(4, 64), torch.ones(4, 2), "which a weight of bytes has not"),
     "groups of 16": (narrow.pack(torch.zeros(4, 64), 4), torch.ones(4, 4), r"scale has (another )?shape"),

@@ -35,10 +35,13 @@ struct ConstantKey {
   const c10::StorageImpl* address;
   const void* data;
   uint32_t version;
-  std::vector<int64_t> sizes, strides;  // of two views that begin at the same place, these differ
+  // Of two views that begin at the same place, these differ.
+  at::ScalarType type;
+  std::vector<int64_t> sizes, strides;
   bool is(const Tensor& tensor) const {
     return address == tensor.storage().unsafeGetStorageImpl() && data == tensor.const_data_ptr() &&
-           version == version_of(tensor) && tensor.sizes() == sizes && tensor.strides() == strides;
+           version == version_of(tensor) && tensor.scalar_type() == type && tensor.sizes() == sizes &&
+           tensor.strides() == strides;
   }
 };
 
@@ -162,7 +165,7 @@ std::shared_ptr<const Prepared> prepare(at::TensorList constants, c10::string_vi
                      "run_plan: a constant is ", type, ", expected Char, Byte, Int, Half or Float on the CPU");
     contiguous.push_back(constant.contiguous());
     prepared->constants.push_back({constant.storage().getWeakStorageImpl(), constant.storage().unsafeGetStorageImpl(),
-                                   constant.const_data_ptr(), version_of(constant), constant.sizes().vec(),
+                                   constant.const_data_ptr(), version_of(constant), type, constant.sizes().vec(),
                                    constant.strides().vec()});
     described.push_back({contiguous.back().const_data_ptr(), name_of(constant.scalar_type()), constant.sizes().vec()});
   }
