@@ -17,17 +17,30 @@ from torch import Tensor, nn
 
 from quant.copying import copy_model
 from quant.report import own_tensors
-from quant.runtime.layers.quant_module import HALVES
+from quant.runtime.layers.quant_module import HALVES, QuantModule
 from quant.runtime.program_runner import ProgramRunner
 from quant.runtime.trees import leaves, map_leaves
 
 
 def half_of(model: nn.Module) -> torch.dtype | None:
-    """The half type of the first parameter or buffer that has one; None for a model without."""
-    for tensor in (*model.parameters(), *model.buffers()):
+    """The half type of the first parameter or buffer that has one, or of an int8 module; None for a model without."""
+    for tensor in _of_the_model(model):
         if tensor.dtype in HALVES:
             return tensor.dtype
-    return None
+    own = (module.dtype for module in model.modules() if isinstance(module, QuantModule))
+    return next((dtype for dtype in own if dtype in HALVES), None)
+
+
+def _of_the_model(model: nn.Module) -> Iterator[Tensor]:
+    """Parameters and buffers, without scales of int8 modules, which are float16 where files are to be small."""
+    scales = {
+        id(one)
+        for module in model.modules()
+        if isinstance(module, QuantModule)
+        for name, one in module._buffers.items()
+        if name.startswith("scale")
+    }
+    return (one for one in (*model.parameters(), *model.buffers()) if id(one) not in scales)
 
 
 def _named(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
@@ -38,7 +51,8 @@ def _named(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
 
 def halves_of(model: nn.Module) -> dict[str, torch.dtype]:
     """Name -> dtype, for parameters and buffers in a half type."""
-    return {name: tensor.dtype for name, tensor in _named(model) if tensor.dtype in HALVES}
+    known = {id(one) for one in _of_the_model(model)}
+    return {name: tensor.dtype for name, tensor in _named(model) if tensor.dtype in HALVES and id(tensor) in known}
 
 
 def sizes_of(model: nn.Module) -> dict[str, int]:

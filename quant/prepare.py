@@ -32,7 +32,7 @@ from quant.leaves import base_layer, is_dynamic
 from quant.observers import AUTO, PER_CALL, Observer, make_observer
 from quant.ops.step import Step
 from quant.recipe import Recipe, UnmatchedRules
-from quant.recipe_check import check_observers, check_settings
+from quant.recipe_check import asks_for_something, check_observers, check_settings
 from quant.runtime.arguments import copied
 from quant.runtime.layers.quant_module import QuantModule
 from quant.runtime.names import full_name, has_attribute
@@ -195,8 +195,7 @@ def planned(
     example = encode(example_inputs)
     # Training changes buffers for good; calibration only passes through them.
     info = Prepared(recipe, captured.islands, captured.called, example, {} if training else state, halves)
-    if training or not any(isinstance(module, QuantModule) for module in prepared.modules()):
-        _refuse_nothing(prepared, info, verb)  # of int8 modules at least programs are made
+    _refuse_nothing(prepared, info, verb, training=training)
     if captured.unlike_in_training:
         _say_unlike(prepared, verb)
     prepared.__dict__[RESERVED + "_prepared"] = info
@@ -274,9 +273,15 @@ def scheme_of(slot: Slot) -> QScheme:
     return SYMMETRIC_U8 if slot.qconfig.activation_symmetric else ACTIVATION_U8
 
 
-def _refuse_nothing(prepared: nn.Module, info: Prepared, verb: str) -> None:
-    """Raise NothingQuantized where no step of no graph computes in integers, and no layer becomes dynamic."""
+def _refuse_nothing(prepared: nn.Module, info: Prepared, verb: str, *, training: bool) -> None:
+    """Raise NothingQuantized where no step of no graph computes in integers, and no layer becomes dynamic.
+
+    Programs of the int8 modules that are there are made by a recipe that asks for nothing else.
+    """
     units = runners(prepared)
+    is_int8 = not training and any(isinstance(module, QuantModule) for module in prepared.modules())
+    if is_int8 and units and not asks_for_something(info.recipe):
+        return
     if any(step.integer for runner in units.values() for step in runner.fused.steps):
         return
     if units and (any(map(is_dynamic, prepared.modules())) or dynamic_settings(prepared, info)):
@@ -286,4 +291,6 @@ def _refuse_nothing(prepared: nn.Module, info: Prepared, verb: str) -> None:
         for step in runner.fused.steps:
             if step.reason:
                 reasons.append(f"{full_name(path, step.name)}: {step.reason}")
+    if is_int8 and asks_for_something(info.recipe):
+        reasons.insert(0, "it has int8 modules, of which recipe=quant.Recipe(default=None) makes programs")
     raise NothingQuantized(f"{verb}: no layer can be quantised; " + "; ".join(reasons[:20]))

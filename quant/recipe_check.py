@@ -107,6 +107,11 @@ class _Layers:
     with_range: list[str] = field(default_factory=list)
 
 
+def asks_for_something(recipe: Recipe) -> bool:
+    """Whether a recipe has settings for any layer; one of None alone leaves all as they are."""
+    return any(True for _ in _configs(recipe))
+
+
 def _configs(recipe: Recipe) -> Iterator[tuple[int, QConfig]]:
     """Every QConfig of a recipe, by its rule's index."""
     for index, rule in enumerate(recipe.rules):

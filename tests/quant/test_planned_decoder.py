@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 import quant
 from quant.artefact.file import read
+from quant.export import to_plan
 from quant.runtime.program_runner import ProgramRunner
 
 WIDTH, HEADS, SHARED = 32, 4, 2
@@ -155,6 +156,82 @@ def test_layers_with_ranges_of_each_call_are_in_the_region(settings: str, tmp_pa
             assert torch.equal(restored(*given), got)
         torch.testing.assert_close(got, stepwise, rtol=1e-2, atol=2e-2)  # a rounding may turn where sums differ
         assert (got - expected).square().sum() / expected.square().sum() < (1e-2 if settings == "8 bits" else 0.1)
+
+
+class Parts(nn.Module):
+    """Gives one value, or two."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.two = nn.Linear(64, 64), nn.Linear(64, 32)
+
+    def forward(self, x: Tensor, both: bool = False) -> Any:
+        hidden = F.gelu(self.one(x))
+        y = self.two(hidden)
+        return (y, hidden) if both else y
+
+
+GROUPS = quant.Recipe(default=quant.QConfig(weight_bits=4, group_size=32))
+NOTHING = quant.Recipe(default=None)
+
+
+def test_programs_of_a_float32_model_with_scales_in_float16_give_float32() -> None:
+    q, x = quant.quantize_dynamic(Parts().eval(), GROUPS), torch.randn(3, 64)
+    prepared = quant.prepare(q, x, NOTHING, examples=[(x, True)])
+    with torch.no_grad():
+        prepared(x), prepared(x, True)
+        programs = quant.convert(prepared)
+        for given in ((x,), (x, True)):
+            torch.testing.assert_close(programs(*given), q(*given), rtol=1e-5, atol=1e-5)
+    with pytest.raises(TypeError, match="input is Half, expected Float"):
+        programs(x.half())
+    [alone] = [quant.convert(_ran(quant.prepare(q, x, NOTHING), x))]
+    with torch.no_grad():
+        torch.testing.assert_close(to_plan(alone)(x), q(x), rtol=1e-5, atol=1e-5)
+
+
+def _ran(prepared: nn.Module, x: Tensor) -> nn.Module:
+    with torch.no_grad():
+        prepared(x)
+    return prepared
+
+
+class Reads(nn.Module):
+    """Its own Python decides, so that no graph stands for it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one = nn.Linear(64, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if float(x.sum()) > 1e9:
+            x = -x
+        return F.linear(x, self.one.weight)
+
+
+def test_programs_of_an_int8_model_want_a_graph_and_a_recipe_that_asks_for_nothing() -> None:
+    x = torch.randn(3, 64)
+    with pytest.raises(quant.types.NothingQuantized, match="no layer can be quantised"):
+        quant.prepare(quant.quantize_dynamic(Reads().eval()), x, NOTHING)
+    q = quant.quantize_dynamic(Parts().eval())
+    for recipe in (None, quant.Recipe({"one": quant.QConfig(weight_bits=4)}, default=None)):
+        with pytest.raises(quant.types.NothingQuantized, match=r"of which recipe=quant.Recipe\(default=None\) makes"):
+            quant.prepare(q, x, recipe)
+
+
+def test_hooks_of_all_modules_see_a_dynamic_layer_in_a_region() -> None:
+    model, recipe = decoder(NORMS["by hand"]), quant.Recipe(default=RANGES_OF_EACH_CALL["8 bits"])
+    q, _ = converted(model, batch(), batch(9), recipe=recipe)
+    seen: list[nn.Module] = []
+    with torch.no_grad():
+        expected = q(*batch())
+        hook = nn.modules.module.register_module_forward_hook(lambda module, args, output: seen.append(module))
+        try:
+            torch.testing.assert_close(q(*batch()), expected, rtol=1e-2, atol=2e-2)
+        finally:
+            hook.remove()
+        assert {id(q.q), id(q.down)} <= set(map(id, seen))
+        assert torch.equal(q(*batch()), expected)
 
 
 class Between(nn.Module):
