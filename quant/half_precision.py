@@ -33,13 +33,8 @@ def half_of(model: nn.Module) -> torch.dtype | None:
 
 def _of_the_model(model: nn.Module) -> Iterator[Tensor]:
     """Parameters and buffers, without scales of int8 modules, which are float16 where files are to be small."""
-    scales = {
-        id(one)
-        for module in model.modules()
-        if isinstance(module, QuantModule)
-        for name, one in module._buffers.items()
-        if name.startswith("scale")
-    }
+    int8 = (module for module in model.modules() if isinstance(module, QuantModule))
+    scales = {id(one) for module in int8 for one in module.own_scales()}
     return (one for one in (*model.parameters(), *model.buffers()) if id(one) not in scales)
 
 

@@ -185,15 +185,10 @@ def test_programs_of_a_float32_model_with_scales_in_float16_give_float32() -> No
             torch.testing.assert_close(programs(*given), q(*given), rtol=1e-5, atol=1e-5)
     with pytest.raises(TypeError, match=r"layer .one. \(Linear\): .*(Half|float16)"):
         programs(x.half())
-    [alone] = [quant.convert(_ran(quant.prepare(q, x, NOTHING), x))]
-    with torch.no_grad():
-        torch.testing.assert_close(to_plan(alone)(x), q(x), rtol=1e-5, atol=1e-5)
-
-
-def _ran(prepared: nn.Module, x: Tensor) -> nn.Module:
+    prepared = quant.prepare(q, x, NOTHING)
     with torch.no_grad():
         prepared(x)
-    return prepared
+        torch.testing.assert_close(to_plan(quant.convert(prepared))(x), q(x), rtol=1e-5, atol=1e-5)
 
 
 class Reads(nn.Module):

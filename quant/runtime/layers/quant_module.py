@@ -44,8 +44,11 @@ class QuantModule(nn.Module):
 
     def has_groups(self) -> bool:
         """Whether a weight of its own has scales by group."""
-        scales = (one for name, one in self._buffers.items() if name.startswith("scale") and one is not None)
-        return any(one.dim() > 1 for one in scales)
+        return any(one.dim() > 1 for one in self.own_scales())
+
+    def own_scales(self) -> list[Tensor]:
+        """The scales of its weights."""
+        return [one for name, one in self._buffers.items() if name.startswith("scale") and one is not None]
 
     kept_in_files: ClassVar[tuple[str, ...]] = ()
     layer_name: str
@@ -63,7 +66,7 @@ class QuantModule(nn.Module):
         for child in self.children() if recurse else ():
             child._apply(fn)
 
-        scales = {id(one) for name, one in self._buffers.items() if name.startswith("scale")}
+        scales = set(map(id, self.own_scales()))
 
         def keep(tensor: Tensor) -> Tensor:
             moved = fn(tensor)
