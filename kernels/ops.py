@@ -184,17 +184,21 @@ def _shape_functions() -> dict[str, Callable[..., Any]]:
 
 
 def _on_one_device(operator: str, shape_function: Callable[..., Any]) -> Callable[..., Any]:
-    """A shape function that refuses operands of several devices.
+    """A shape function that refuses operands of several devices, and None where the kernels do.
 
     Real operands beside one on the meta device land here too, and would get memory that no one wrote.
     """
-    names = [argument.name for argument in torch._C.parse_schema(operator + SCHEMAS[operator]).arguments]
+    declared = torch._C.parse_schema(operator + SCHEMAS[operator]).arguments
+    names = [argument.name for argument in declared]
+    needed = [str(argument.type) in ("Tensor", "List[Tensor]") for argument in declared]
 
     @functools.wraps(shape_function)
     def checked(*arguments: Any) -> Any:
         first: Tensor | None = None
-        for name, argument in zip(names, arguments, strict=False):
+        for name, is_needed, argument in zip(names, needed, arguments, strict=False):
             for one in argument if isinstance(argument, (list, tuple)) else (argument,):
+                if one is None and is_needed:
+                    raise TypeError(f"{name} is None, expected a tensor")
                 if isinstance(one, Tensor):
                     first = one if first is None else first
                     reference.check_device(first, one, name)

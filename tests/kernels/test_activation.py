@@ -83,6 +83,26 @@ def test_an_empty_tensor_adds_nothing() -> None:
     assert_like_the_reference([values((2, 3, 4, 4)), torch.empty(0, 3, 4, 4), torch.empty(2, 3, 0, 4)], 1, 1)
 
 
+def test_full_counters_wrap_as_torchs() -> None:
+    mine, theirs = (state(3, 1) for _ in range(2))
+    batches = [
+        values((2, 3, 4, 5)),
+        torch.full((2, 3, 4, 5), math.nan),
+        values((2, 3, 4, 5)) * 64,
+    ]  # the last widens bins
+    batches[1][0, 0, 0, :2] = math.inf
+    for observer, means in (mine, theirs):
+        observer[0].fill_(-1), observer[1].fill_(1)
+        for counter in (*observer[2:], means[1]):
+            counter.fill_(torch.iinfo(torch.int64).max)
+    for batch in batches:
+        observe_activation(batch, 1, *mine[0], mine[1])
+        ref.observe_activation(batch, 1, *theirs[0], theirs[1])
+    for actual, expected in zip((*mine[0], *mine[1]), (*theirs[0], *theirs[1]), strict=True):
+        assert torch.equal(actual, expected)
+    assert mine[1][1] < 0
+
+
 @pytest.mark.parametrize(("shape", "axis"), SHAPES.values(), ids=SHAPES.keys())
 def test_sums_are_rounded_once(shape: tuple[int, ...], axis: int) -> None:
     x = torch.randn(shape, generator=torch.Generator().manual_seed(5)) + 3

@@ -296,6 +296,20 @@ def test_a_product_of_nothing_is_refused() -> None:
         ALL.product(None, weight(3, 4), "reference")
 
 
+def test_no_tensor_beside_one_without_memory_is_refused() -> None:
+    """By the shape functions, which ended in an AttributeError."""
+    indices = torch.zeros(3, dtype=torch.int64, device="meta")
+    for operator, rest in ((ALL.embedding, (8, 4)), (ALL.embedding_bag, (indices, None, 8, 4, "sum", False, -1))):
+        with pytest.raises(TypeError, match="rows is None, expected a tensor"):
+            operator(None, indices, *rest, "")
+        assert operator(TABLE.to("meta"), indices, *rest, "").is_meta  # weights may be None
+
+
+def test_the_route_of_rows_without_columns_takes_no_memory(extension: None) -> None:
+    native = torch.ops.octet_native
+    assert native.route(torch.empty(1 << 40, 0, dtype=torch.int8), "native") == native.route(weight(3, 0), "native")
+
+
 @pytest.mark.parametrize("library", ["onednn", "reference"])
 @pytest.mark.parametrize(
     ("x", "by", "words"),
@@ -303,7 +317,7 @@ def test_a_product_of_nothing_is_refused() -> None:
         (q_x(3, 0), weight(1, 1), r"input has shape \(3, 0\), expected \(\.\.\., 1\)"),  # which divided by zero
         (q_x(2, 3, 4), weight(1, 4), r"input has shape \(2, 3, 4\), expected \(M, K\)"),
         (torch.ones(2, 3), weight(4, 3), "input is torch.float32, expected torch.uint8"),
-        (None, weight(4, 3).to("meta"), "an operand is None"),
+        (None, weight(4, 3).to("meta"), "is None, expected a tensor"),
     ],
     ids=["no columns", "three dimensions", "reals", "none"],
 )

@@ -14,7 +14,10 @@ std::string why_not_op(c10::string_view backend) { return library(backend).why_n
 std::string default_backend_op() { return library("").name; }
 std::string route_op(const at::Tensor& q_weight, c10::string_view backend) {
   TORCH_CHECK_VALUE(q_weight.is_cpu(), "q_weight is on ", q_weight.device(), ", expected the CPU");
-  return q_weight.scalar_type() == at::kByte ? native_narrow().route : packed(q_weight, backend)->route();
+  if (q_weight.scalar_type() == at::kByte) return native_narrow().route;
+  // A weight without columns may say that it has any number of rows, and none of them decides.
+  const bool empty = q_weight.dim() == 2 && q_weight.size(1) == 0;
+  return packed(empty ? q_weight.slice(0, 0, 1) : q_weight, backend)->route();
 }
 
 }  // namespace

@@ -3,6 +3,7 @@
 #include <torch/library.h>
 
 #include "core/rows/batch_statistics.h"
+#include "core/rows/counter.h"
 #include "core/rows/fake_quantize.h"
 #include "core/rows/moving_range.h"
 #include "core/rows/rounded_weight.h"
@@ -94,8 +95,8 @@ void follow_range_op(const Tensor& x, double momentum, double low, double high, 
                           average_high.mutable_data_ptr<float>(),
                           batches.mutable_data_ptr<int64_t>()};
   const NonFinite left_out = follow(input.const_data_ptr<float>(), input.numel(), range);
-  *nan_count.mutable_data_ptr<int64_t>() += left_out.nan;
-  *inf_count.mutable_data_ptr<int64_t>() += left_out.inf;
+  add_to(*nan_count.mutable_data_ptr<int64_t>(), left_out.nan);
+  add_to(*inf_count.mutable_data_ptr<int64_t>(), left_out.inf);
   choose_scale(range, scale.mutable_data_ptr<float>(), zero_point.mutable_data_ptr<int32_t>());
 }
 

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "core/rows/activation.h"
+#include "core/rows/counter.h"
 #include "core/rows/histogram_store.h"
 #include "torch/errors.h"
 #include "torch/operands.h"
@@ -51,8 +52,8 @@ void observe_histogram_op(const Tensor& x, Tensor& low, Tensor& high, Tensor& na
     const HistogramRow state{low.mutable_data_ptr<float>() + row, high.mutable_data_ptr<float>() + row,
                              counts.mutable_data_ptr<int64_t>() + row * bins, bins};
     const Seen seen = translated("", [&] { return add_to_row(input.const_data_ptr<float>() + row * n, n, state); });
-    *nan_count.mutable_data_ptr<int64_t>() += seen.nan;
-    *inf_count.mutable_data_ptr<int64_t>() += seen.inf;
+    add_to(*nan_count.mutable_data_ptr<int64_t>(), seen.nan);
+    add_to(*inf_count.mutable_data_ptr<int64_t>(), seen.inf);
   }
 }
 
@@ -101,7 +102,7 @@ void add_to_means(const std::vector<float>& sums, int64_t count, at::TensorList 
   for (size_t i = 0; i < means.size(); i += kMeanBuffers) {
     double* const total = means[i].mutable_data_ptr<double>();
     for (size_t channel = 0; channel < sums.size(); ++channel) total[channel] += static_cast<double>(sums[channel]);
-    *means[i + 1].mutable_data_ptr<int64_t>() += count;
+    add_to(*means[i + 1].mutable_data_ptr<int64_t>(), count);
     float* const low = means[i + 2].mutable_data_ptr<float>();
     float* const high = means[i + 3].mutable_data_ptr<float>();
     *low = std::min(*low, *least);
@@ -129,8 +130,8 @@ void keep(const ChannelLayout& layout, const Kept& kept, const Observe& observe)
                          kept.counts.mutable_data_ptr<int64_t>(), kept.counts.size(-1)};
   std::vector<float> sums(kept.means.empty() ? 0 : layout.channels);
   const Seen seen = translated("", [&] { return observe(row, sums.empty() ? nullptr : sums.data()); });
-  *kept.nan_count.mutable_data_ptr<int64_t>() += seen.nan;
-  *kept.inf_count.mutable_data_ptr<int64_t>() += seen.inf;
+  add_to(*kept.nan_count.mutable_data_ptr<int64_t>(), seen.nan);
+  add_to(*kept.inf_count.mutable_data_ptr<int64_t>(), seen.inf);
   add_to_means(sums, layout.size() / layout.channels, kept.means);
 }
 

@@ -10,6 +10,7 @@
 #include <utility>
 
 #include "core/cpu/threads.h"
+#include "core/rows/counter.h"
 
 namespace octet {
 namespace {
@@ -25,11 +26,6 @@ constexpr int64_t kBlocksPerFlush = 65535 / (BinCounter::kBlock / kApart + kApar
 std::vector<uint16_t>& kept_of_thread() {
   thread_local std::vector<uint16_t>* own = nullptr;
   return of_thread(own);
-}
-
-// A counter that is full wraps, as torch's does, whoever has altered it.
-void add_to(int64_t& count, int64_t more) {
-  count = static_cast<int64_t>(static_cast<uint64_t>(count) + static_cast<uint64_t>(more));
 }
 
 }  // namespace

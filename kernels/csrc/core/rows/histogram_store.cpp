@@ -4,6 +4,8 @@
 #include <cmath>
 #include <vector>
 
+#include "core/rows/counter.h"
+
 namespace octet {
 namespace {
 
@@ -24,7 +26,7 @@ int exponent_for(float low, float high, int64_t bins) {
 void widen(int64_t* counts, int64_t bins, int doublings) {
   const int64_t half = bins / 2, factor = int64_t{1} << std::min(doublings, 32);
   std::vector<int64_t> widened(bins, 0);
-  for (int64_t s = -half; s < half; ++s) widened[s / factor + half] += counts[s + half];
+  for (int64_t s = -half; s < half; ++s) add_to(widened[s / factor + half], counts[s + half]);
   std::copy(widened.begin(), widened.end(), counts);
 }
 
@@ -41,8 +43,12 @@ Seen add_to_row(const HistogramRow& row, const CountValues& first, const CountVa
     // Seldom: the first call, and one that holds values of a size not seen before. What was counted is taken back.
     std::vector<int64_t> counted(row.bins, 0);
     if (seen_before) again(grid(exponent, row.bins), counted.data());
-    for (int64_t bin = 0; bin < row.bins; ++bin) row.counts[bin] = seen_before ? row.counts[bin] - counted[bin] : 0;
-    if (seen_before) widen(row.counts, row.bins, needed - exponent);
+    if (seen_before) {
+      for (int64_t bin = 0; bin < row.bins; ++bin) add_to(row.counts[bin], -counted[bin]);
+      widen(row.counts, row.bins, needed - exponent);
+    } else {
+      std::fill_n(row.counts, row.bins, 0);
+    }
     again(grid(needed, row.bins), row.counts);
   }
   *row.low = std::min(*row.low, seen.low);

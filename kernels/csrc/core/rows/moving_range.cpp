@@ -6,6 +6,7 @@
 #include <mutex>
 
 #include "core/cpu/threads.h"
+#include "core/rows/counter.h"
 #include "core/rows/rows.h"
 
 namespace octet {
@@ -70,7 +71,7 @@ NonFinite follow(const float* x, int64_t n, const MovingRange& range) {
   const float before = static_cast<float>(1.0 - range.momentum), after = static_cast<float>(range.momentum);
   take_in(ends.low, before, after, range.average_low);
   take_in(ends.high, before, after, range.average_high);
-  *range.batches = static_cast<int64_t>(static_cast<uint64_t>(*range.batches) + 1);  // as torch's wraps, whoever altered it
+  add_to(*range.batches, 1);
   return left_out;
 }
 
