@@ -54,7 +54,7 @@ def test_emulated_tiles_refuse_what_the_cpu_refuses(program: Path, name: str, me
 # Prints the set in use; ends with an error where a kernel or a whole model gives other bytes than the reference.
 COMPARE = """
 import torch, quant
-from quant.kernels import dispatch, quantize_weight
+from quant.kernels import dispatch, narrow, quantize_weight
 from torch import nn
 
 g = torch.Generator().manual_seed(0)
@@ -81,6 +81,15 @@ for m, k, n in small + large + in_parts:
     q, scale = quantize_weight(torch.randn(n, k, generator=g))
     for bits in (8, 16):
         same("linear_dynamic", real, q, scale, None, None, bits, True, False)
+# Narrow weights, of one scale and by group: on both sides of the rows from which tiles take them, some in the last alone.
+for m, groups, n in ((20, 4, 70), (32, 1, 64), (33, 9, 17), (47, 2, 200), (90, 5, 65)):
+    for bits in (4, 3, 2):
+        for size in (None, 32, 64, 128):
+            for symmetric in (True, False) if size else (True,):
+                weight = torch.randn(n, groups * (size or 32), generator=g)
+                real = torch.randn(m, weight.shape[1], generator=g)
+                q, scale = narrow.quantize(weight, bits, size, symmetric=symmetric)
+                same("linear_dynamic", real, q, scale, torch.randn(n, generator=g), None, number(1, 2) * 8, True, False)
 convolutions = (
     *(((2, 64, 9, 11), 1, 1), ((1, 48, 14, 14), 3, 1), ((1, 32, 12, 12), 3, 2), ((1, 3, 30, 30), 7, 1)),
     *(((1, 64, 30, 28), 3, 1), ((2, 256, 28, 28), 1, 1), ((1, 3, 112, 112), 7, 1)),
@@ -112,7 +121,7 @@ for model, x in ((Block().eval(), torch.randn(2, 3, 96, 88)), (encoder, torch.ra
         quant.quantize_static(model, [x], backend=name, progress=False)(x) for name in ("native", "reference")
     )
     assert torch.equal(by_native, by_reference)
-print(torch.ops.octet_native.isa(), native.route(torch.zeros(4, 256, dtype=torch.int8)))
+print(torch.ops.octet_native.isa(), native.route(torch.zeros(4, 256, dtype=torch.int8)), native.route(q), sep="; ")
 """
 
 
@@ -148,8 +157,8 @@ def isa(request: pytest.FixtureRequest, run_python: Callable[..., str], extensio
 
 
 def test_layers_and_whole_models_give_the_bytes_of_the_reference(isa: str, run_python: Callable[..., str]) -> None:
-    used, route = run_python(COMPARE, QUANT_ISA=isa).strip().split(maxsplit=1)
-    assert (used, route) == (isa, {"amx-emulated": "emulated tiles", "amx": "tiles"}[isa])
+    tiles = {"amx-emulated": "emulated tiles", "amx": "tiles"}[isa]
+    assert run_python(COMPARE, QUANT_ISA=isa).strip().split("; ") == [isa, tiles, f"unpacked, {tiles}"]
 
 
 def test_recurrent_layers_give_the_bits_of_plain_loops(isa: str, run_python: Callable[..., str]) -> None:

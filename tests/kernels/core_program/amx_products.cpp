@@ -213,8 +213,8 @@ int compare() {
 void fault(const std::string& name) {
   alignas(64) uint8_t memory[1024] = {};
   if (name == "unconfigured") return EmulatedTiles::load<4>(memory, 64);
-  if (name == "too large") return amx::configure<EmulatedTiles>(17, 64);
-  amx::configure<EmulatedTiles>(16, 32);
+  if (name == "too large") return configure<EmulatedTiles>(17, 64);
+  configure<EmulatedTiles>(16, 32);
   if (name == "released") return EmulatedTiles::release(), EmulatedTiles::zero<0>();
   if (name == "depth") return EmulatedTiles::dot<0, 1, 6>();
 }

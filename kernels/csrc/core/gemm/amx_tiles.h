@@ -53,10 +53,15 @@ struct CpuTiles {
   static OCTET_TILE_INLINE void dot() {
     asm volatile("tdpbusd %%tmm%c2, %%tmm%c1, %%tmm%c0" ::"i"(C), "i"(A), "i"(B));
   }
+  // C += A (s8) * B (s8)
+  template <int C, int A, int B>
+  static OCTET_TILE_INLINE void signed_dot() {
+    asm volatile("tdpbssd %%tmm%c2, %%tmm%c1, %%tmm%c0" ::"i"(C), "i"(A), "i"(B));
+  }
 };
 #endif
 
-// Intel's manual, volume 2: LDTILECFG, TILERELEASE, TILEZERO, TILELOADD, TILESTORED, TDPBUSD. What faults there ends the process
+// Intel's manual, volume 2: LDTILECFG, TILERELEASE, TILEZERO, TILELOADD, TILESTORED, TDPBUSD, TDPBSSD. What faults there ends the process
 // here, with a message: it is a mistake of ours.
 struct EmulatedTiles {
   struct Registers {
@@ -113,6 +118,16 @@ struct EmulatedTiles {
   static void expect(const uint8_t*) {}
   template <int C, int A, int B>
   static void dot() {
+    products<C, A, B>([](uint8_t x) { return int32_t{x}; });
+  }
+  template <int C, int A, int B>
+  static void signed_dot() {
+    products<C, A, B>([](uint8_t x) { return int32_t{static_cast<int8_t>(x)}; });
+  }
+
+ private:
+  template <int C, int A, int B, class Value>
+  static void products(const Value& value) {
     static_assert(C != A && C != B && A != B, "#UD: the tiles must differ");
     Registers& r = with(C);
     with(A), with(B);
@@ -127,13 +142,23 @@ struct EmulatedTiles {
       for (int k = 0; k < c.rows[B]; ++k)
         for (int n = 0; n < c.bytes[B] / 4; ++n)
           for (int i = 0; i < 4; ++i) {
-            const int32_t x = r.data[A][m][4 * k + i], w = static_cast<int8_t>(r.data[B][k][4 * n + i]);
+            const int32_t x = value(r.data[A][m][4 * k + i]), w = static_cast<int8_t>(r.data[B][k][4 * n + i]);
             sums[n] += static_cast<uint32_t>(x * w);
           }
       std::memcpy(r.data[C][m], sums, sizeof sums);
     }
   }
 };
+
+// Tiles 0 to 3 hold sums, 4 and 5 activations, 6 and 7 weights.
+template <class Tiles>
+void configure(int64_t rows, int64_t step) {
+  TileConfig config;
+  for (int tile = 0; tile < 4; ++tile) config.set(tile, rows, kTileBytes);
+  for (int tile = 4; tile < 6; ++tile) config.set(tile, rows, step);
+  for (int tile = 6; tile < 8; ++tile) config.set(tile, step / 4, kTileBytes);
+  Tiles::configure(config);
+}
 
 }  // namespace
 }  // namespace octet

@@ -14,8 +14,8 @@ namespace {
 
 // Bytes of quantised rows that stay in a core's own cache while a weight goes past them, and of a weight that does not.
 constexpr int64_t kCachedRows = 1 << 19, kSharedWeight = 1 << 18;
-// Sums that stay there.
-constexpr int64_t kCachedSums = 1 << 16;
+// Sums that stay there, and reals of a weight with scales by group, which are many to a row since it is unpacked for each block.
+constexpr int64_t kCachedSums = 1 << 16, kCachedReals = 1 << 18, kUnpackedRows = 256;
 
 RowRange range_of_all(const Linear& layer, const float* x, int64_t ldx, int64_t m, int top) {
   float low = 0.0f, high = 0.0f;
@@ -36,9 +36,10 @@ int parts_of(const PackedGemm& gemm, int64_t m) {
 }
 
 // Rows that are quantised and multiplied together.
-int64_t rows_at_once(const PackedGemm& gemm, int64_t m) {
+int64_t rows_at_once(const PackedGemm& gemm, int64_t m, bool by_group) {
   if (!gemm.takes_whole(m)) return kRowBlock;
-  const int64_t most = std::max(kRowBlock, kCachedRows / std::max<int64_t>(gemm.k(), 1)), blocks = (m + most - 1) / most;
+  const int64_t least = by_group ? kUnpackedRows : kRowBlock;
+  const int64_t most = std::max(least, kCachedRows / std::max<int64_t>(gemm.k(), 1)), blocks = (m + most - 1) / most;
   return (m + blocks - 1) / blocks;
 }
 
@@ -112,8 +113,6 @@ void groups_to_reals(const GroupedGemm& gemm, const QuantizedRows& rows, const f
   thread_local GroupRoom* own = nullptr;
   auto& [reals, reals_low, zeros, zeros_low, as_sums] = of_thread(own);
   const int64_t n = gemm.n();
-  float* const high = reals.get(rows.m * n);
-  float* const low = rows.q_low ? reals_low.get(rows.m * n) : nullptr;
   int32_t* const zero = zeros.get(rows.m);
   int32_t* const zero_low = zeros_low.get(rows.m);
   for (int64_t i = 0; i < rows.m; ++i) {
@@ -121,18 +120,29 @@ void groups_to_reals(const GroupedGemm& gemm, const QuantizedRows& rows, const f
     zero[i] = rows.q_low ? whole >> 8 : whole;
     zero_low[i] = whole & 255;
   }
-  each_thread(threads, [&](int64_t thread) {
-    const int one = static_cast<int>(thread), all = static_cast<int>(threads);
-    gemm.run_reals(rows.q, rows.ld, rows.m, zero, high, n, one, all, false);
-    if (low) gemm.run_reals(rows.q_low, rows.ld, rows.m, zero_low, low, n, one, all, false);
-  });
-  const int32_t* const sums = as_sums.sums(n);
-  for (int64_t i = 0; i < rows.m; ++i) {
-    float* const row = high + i * n;
-    if (low)
-      for (int64_t j = 0; j < n; ++j) row[j] = row[j] * 256.0f + low[i * n + j];
-    row_kernels().dequantize_sums(sums, nullptr, {rows.ranges[i * rows.next_range].scale, 0}, as_sums.channels(n, row, bias),
-                                  relu, y + i * n);
+  // Part `one` of `all` to `high` and `low`, which are the place of output 0.
+  const auto multiply = [&](float* high, float* low, int64_t ld, int one, int all) {
+    gemm.run_reals(rows.q, rows.ld, rows.m, zero, high, ld, one, all, false);
+    if (low) gemm.run_reals(rows.q_low, rows.ld, rows.m, zero_low, low, ld, one, all, false);
+  };
+  const int parts = threads == 1 && gemm.takes_whole(rows.m) ? static_cast<int>((rows.m * n + kCachedReals - 1) / kCachedReals) : 1;
+  for (int part = 0; part < parts; ++part) {
+    const int64_t begin = gemm.first_output(part, parts), end = gemm.first_output(part + 1, parts), ld = end - begin;
+    if (ld == 0) continue;
+    float* const high = reals.get(n + rows.m * ld) + n;
+    float* const low = rows.q_low ? reals_low.get(n + rows.m * ld) + n : nullptr;
+    if (parts > 1)
+      multiply(high - begin, low ? low - begin : nullptr, ld, part, parts);
+    else
+      each_thread(threads, [&](int64_t thread) { multiply(high, low, n, static_cast<int>(thread), static_cast<int>(threads)); });
+    const int32_t* const sums = as_sums.sums(ld);
+    for (int64_t i = 0; i < rows.m; ++i) {
+      float* const row = high + i * ld;
+      if (low)
+        for (int64_t j = 0; j < ld; ++j) row[j] = row[j] * 256.0f + low[i * ld + j];
+      row_kernels().dequantize_sums(sums, nullptr, {rows.ranges[i * rows.next_range].scale, 0},
+                                    as_sums.channels(ld, row, bias ? bias + begin : nullptr), relu, y + i * n + begin);
+    }
   }
 }
 
@@ -228,7 +238,7 @@ void linear_dynamic(const Linear& layer, const float* x, int64_t ldx, int64_t m,
   const auto some = [&](int64_t first, int64_t rows, int64_t threads) {
     linear_rows(layer, shared, x + first * ldx, ldx, rows, y + first * n, threads, workspace());
   };
-  each_block(m, products, some, rows_at_once(*layer.gemm, m));
+  each_block(m, products, some, rows_at_once(*layer.gemm, m, groups_of(*layer.gemm, layer.scale) != nullptr));
 }
 
 void linear_direct(const PackedGemm& gemm, const uint8_t* q_x, int64_t m, const Requantize& by,
@@ -280,7 +290,7 @@ void linear_reals(const PackedGemm& gemm, const uint8_t* q_x, int64_t m, RowRang
     for (int64_t i = 0; i < rows; ++i) std::copy_n(q_x + (first + i) * k, k, q + i * ldq);
     products_to_reals(gemm, {q, nullptr, ldq, rows, &range, 0}, channels, false, y + first * n, threads, space);
   };
-  each_block(m, m * n * k, some, rows_at_once(gemm, m));
+  each_block(m, m * n * k, some, rows_at_once(gemm, m, false));
 }
 
 }  // namespace octet

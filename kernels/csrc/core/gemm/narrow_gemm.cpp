@@ -80,8 +80,8 @@ NarrowRows prepared(const uint8_t* x, int64_t ldx, int64_t m, int64_t k, int64_t
   auto& [rows, sums, starts, zeros] = of_thread(own);
   const int64_t groups = k / group;
   // Neighbouring rows in other sets of the L1 cache, which a power of two would not give.
-  const int64_t ld = k + 64;
-  int8_t* const centred = rows.get(m * ld);
+  const int64_t ld = (k + 63) / 64 * 64 + 64;
+  int8_t* const centred = rows.get((m + 15) / 16 * 16 * ld);
   int32_t* const of_groups = sums.get(m * groups);
   int32_t* const less = zeros.get(m);
   for (int64_t i = 0; i < m; ++i) {
@@ -184,6 +184,9 @@ class NarrowGroups final : public GroupedGemm {
   }
   int64_t first_output(int thread, int threads) const override {
     return std::min(n(), first_unit(n(), thread, threads) * kNarrowUnit);
+  }
+  bool takes_whole(int64_t rows) const override {
+    return native_narrow().takes_whole && native_narrow().takes_whole(weight_, rows);
   }
   std::string route() const override { return native_narrow().route; }
 

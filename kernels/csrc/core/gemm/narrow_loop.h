@@ -478,7 +478,7 @@ struct NarrowLoop {
 
 template <class A>
 constexpr NativeNarrow narrow_table(const char* route) {
-  return {route, &NarrowLoop<A>::prepare, &NarrowLoop<A>::run, &NarrowLoop<A>::unpack_bytes};
+  return {route, &NarrowLoop<A>::prepare, &NarrowLoop<A>::run, &NarrowLoop<A>::unpack_bytes, nullptr};
 }
 
 }  // namespace

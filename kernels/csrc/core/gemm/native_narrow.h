@@ -22,7 +22,7 @@ struct NarrowWeight {
   const float* row_reals;      // (units, 64), of equation 11
 };
 
-// Rows of activations less 128.
+// Rows of activations less 128. There is memory for a multiple of 16, and for 64 values behind each.
 struct NarrowRows {
   const int8_t* x;
   int64_t ld, m;
@@ -49,6 +49,8 @@ struct NativeNarrow {
   // The integers of a unit less 2**(bits - 1), as tile.h packs groups of 64 outputs: [k / 4][panel][16][4], of the panels that
   // are there.
   void (*unpack)(const NarrowWeight& weight, int64_t unit, int8_t* to);
+  // Whether `run` unpacks a unit once for so many rows, so that the more of them it gets at a time the better. Null where it never does.
+  bool (*takes_whole)(const NarrowWeight& weight, int64_t rows);
 };
 
 const NativeNarrow& native_narrow();

@@ -77,16 +77,6 @@ void with_bytes(const Requantize& by, uint8_t* out, int64_t ldout, const Run& ru
   run(AddedBytes<Arch>{own, &adding, by.residual->other});
 }
 
-// Tiles 0 to 3 hold sums, 4 and 5 activations, 6 and 7 weights.
-template <class Tiles>
-void configure(int64_t rows, int64_t step) {
-  TileConfig config;
-  for (int tile = 0; tile < 4; ++tile) config.set(tile, rows, kTileBytes);
-  for (int tile = 4; tile < 6; ++tile) config.set(tile, rows, step);
-  for (int tile = 6; tile < 8; ++tile) config.set(tile, step / 4, kTileBytes);
-  Tiles::configure(config);
-}
-
 // The sums of two tiles of rows and C blocks of outputs; tile (r, c) goes to sums + r * down + 16 * c, rows `ld` values apart.
 //
 // Each tile of operands is zeroed after its last use. That takes no time and gives back the register behind it: where these are
