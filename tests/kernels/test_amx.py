@@ -81,7 +81,7 @@ for m, k, n in small + large + in_parts:
     q, scale = quantize_weight(torch.randn(n, k, generator=g))
     for bits in (8, 16):
         same("linear_dynamic", real, q, scale, None, None, bits, True, False)
-# Narrow weights, of one scale and by group: on both sides of the rows from which tiles take them, some in the last alone.
+# Narrow weights, of one scale and by group, on both sides of the rows from which tiles take them.
 for m, groups, n in ((20, 4, 70), (32, 1, 64), (33, 9, 17), (47, 2, 200), (90, 5, 65)):
     for bits in (4, 3, 2):
         for size in (None, 32, 64, 128):
