@@ -305,6 +305,17 @@ def test_no_tensor_beside_one_without_memory_is_refused() -> None:
         assert operator(TABLE.to("meta"), indices, *rest, "").is_meta  # weights may be None
 
 
+@pytest.mark.parametrize("shape", [(1 << 40, 0, 1 << 31), (1 << 31, 1 << 31, 0)], ids=str)
+def test_an_input_of_a_plan_whose_strides_leave_int64_is_refused(extension: None, shape: tuple[int, ...]) -> None:
+    by = "stride=1,2 padding=1,1 dilation=1,1 groups=1 output_zero_point=120 quant_min=30 quant_max=240"
+    line = f"%9 = conv_u8s8_u8 q_x=%0 zero_point=9 q_weight=$0 q_bias=$1 multiplier=$2 {by}"
+    text = f"octet-plan 1\ninputs %0\n{line}\noutputs %9"
+    constants = [weight(5, 6, 3, 3), torch.ones(5, dtype=torch.int32), torch.ones(5)]
+    for operator in (ALL.run_plan, ALL.run_plan_of_finite):
+        with pytest.raises(ValueError, match=r"input 0 has a shape of more than 2\*\*40 values"):
+            operator([torch.empty(shape)], constants, text, "")
+
+
 def test_the_route_of_rows_without_columns_takes_no_memory(extension: None) -> None:
     native = torch.ops.octet_native
     assert native.route(torch.empty(1 << 40, 0, dtype=torch.int8), "native") == native.route(weight(3, 0), "native")

@@ -108,12 +108,14 @@ def test_a_file_gives_what_it_gave_when_it_was_written(case: str, rules: int, tm
 
 def check(loaded: nn.Module, case: str, rules: int) -> None:
     got = outputs(loaded, case)
-    for name, expected in recorded(case, rules).items():
-        torch.testing.assert_close(got[name], expected, rtol=0, atol=0, equal_nan=True)
-    assert describe(loaded).get("rules", 1) == rules
     outcomes = {entry.name: entry.outcome for entry in quant.summary(loaded)}
     floats = {name for name, module in loaded.named_modules() if outcomes.get(name, "int8") != "int8"}
     assert floats == {("masked", 5): {"last"}, ("finer", 5): {"finer"}}.get((case, rules), set())
+    # A float layer is torch's, which adds in an order of the CPU's; one that is int8 has the same bits on all.
+    within = {"rtol": 1e-5, "atol": 1e-5} if floats else {"rtol": 0.0, "atol": 0.0}
+    for name, expected in recorded(case, rules).items():
+        torch.testing.assert_close(got[name], expected, **within, equal_nan=True)
+    assert describe(loaded).get("rules", 1) == rules
 
 
 @pytest.mark.parametrize("case", MODELS)

@@ -9,7 +9,6 @@
 #include "core/plan/lower.h"
 
 namespace octet {
-
 PlanBuilder::PlanBuilder(const PreparedProgram& prepared, WeightPacker& weights, Plan* plan)
     : program_(prepared.program()),
       constants_(prepared.constants()),
@@ -24,6 +23,7 @@ void PlanBuilder::build(const std::vector<PlanTensor>& inputs) {
     throw std::invalid_argument("the plan has " + std::to_string(program_.inputs) + " inputs, got " +
                                 std::to_string(inputs.size()));
   for (size_t i = 0; i < inputs.size(); ++i) {
+    check_extent(inputs[i].sizes, "input " + std::to_string(i));
     plan_->buffers_.push_back({0, Plan::Home::kInput, static_cast<int64_t>(i)});
     views_[i] = PlanView{static_cast<int>(i), 0, inputs[i].real, inputs[i].sizes, inputs[i].strides, inputs[i].index};
   }

@@ -49,6 +49,7 @@ PreparedConstant prepared(const PlanConstant& constant) {
 PreparedProgram::PreparedProgram(std::string_view text, const std::vector<PlanConstant>& constants)
     : program_(parse_program(text)) {
   run_passes(program_);
+  for (size_t i = 0; i < constants.size(); ++i) check_extent(constants[i].sizes, "constant " + std::to_string(i));
   const std::vector<bool> values = named_as_values(program_, constants);
   for (size_t i = 0; i < constants.size(); ++i)
     constants_.push_back(values[i] ? prepared(constants[i])

@@ -8,6 +8,17 @@ namespace octet {
 
 int64_t product(const Sizes& sizes) { return std::accumulate(sizes.begin(), sizes.end(), int64_t{1}, std::multiplies<>()); }
 
+void check_extent(const Sizes& sizes, const std::string& name) {
+  constexpr int64_t most = int64_t{1} << 40;
+  int64_t extent = 1;
+  for (const int64_t size : sizes) {
+    const int64_t some = std::max<int64_t>(size, 1);
+    if (some > most / extent)
+      throw std::invalid_argument(name + " has a shape of more than 2**40 values, where a size of 0 counts as 1");
+    extent *= some;
+  }
+}
+
 int64_t PlanView::count() const { return product(sizes); }
 
 bool PlanView::has_strides(const Sizes& wanted) const {

@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <functional>
 #include <optional>
+#include <string>
 #include <vector>
 
 #include "core/plan/plan.h"
@@ -33,6 +34,8 @@ struct PlanView {
 };
 
 int64_t product(const Sizes& sizes);
+// Raises std::invalid_argument for a shape whose product or strides might leave int64: one without values may say any sizes.
+void check_extent(const Sizes& sizes, const std::string& name);
 Sizes plain_strides(const Sizes& sizes);
 // Dimension 1 innermost; plain below three dimensions.
 Sizes channels_last_strides(const Sizes& sizes);
