@@ -229,6 +229,7 @@ def test_ties_survive_every_round_trip() -> None:
 
 @SLOW
 @EACH
+@pytest.mark.filterwarnings("ignore:The given buffer is not writable:UserWarning")  # of torch.export.load, torch 2.10
 def test_export(case: Case) -> None:
     quantized, file = case.quantized(), io.BytesIO()
     torch.export.save(torch.export.export(quantized, case.arguments), file)
