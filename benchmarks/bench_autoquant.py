@@ -275,6 +275,10 @@ def searched(case: str, seed: int, objective: str, folder: Path, *, peers: bool)
 
 def beside(problem: Problem, unseen: Tensor, budget: float, objective: str, ours: nn.Module) -> tuple[str, ...]:
     """The cells of PEERS: what NNCF's accuracy control makes of a problem, and the time of a call over ours."""
+    try:
+        found = accuracy_control.controlled(problem.model, problem.data, problem.seen, budget)
+    except Missing as reason:
+        return (str(reason), *["-"] * (len(PEERS) - 1))
     by_mean = quant.autoquant(
         problem.model,
         problem.data,
@@ -283,10 +287,6 @@ def beside(problem: Problem, unseen: Tensor, budget: float, objective: str, ours
         objective=objective,  # type: ignore[arg-type]
         example_inputs=problem.example,
     )
-    try:
-        found = accuracy_control.controlled(problem.model, problem.data, problem.seen, budget)
-    except Missing as reason:
-        return (str(reason), *["-"] * (len(PEERS) - 1))
     loss, error = loss_of(problem, unseen, found.predict)
     held = is_held(loss, error, budget)
     times = [f"{accuracy_control.times_ours(one, found.predict, problem.example):.2f}" for one in (ours, by_mean.model)]

@@ -85,11 +85,8 @@ def test_an_empty_tensor_adds_nothing() -> None:
 
 def test_full_counters_wrap_as_torchs() -> None:
     mine, theirs = (state(3, 1) for _ in range(2))
-    batches = [
-        values((2, 3, 4, 5)),
-        torch.full((2, 3, 4, 5), math.nan),
-        values((2, 3, 4, 5)) * 64,
-    ]  # the last widens bins
+    shape = (2, 3, 4, 5)
+    batches = [values(shape), torch.full(shape, math.nan), values(shape) * 64]  # the last widens bins
     batches[1][0, 0, 0, :2] = math.inf
     for observer, means in (mine, theirs):
         observer[0].fill_(-1), observer[1].fill_(1)
