@@ -14,7 +14,7 @@ namespace {
 
 // Bytes of quantised rows that stay in a core's own cache while a weight goes past them, and of a weight that does not.
 constexpr int64_t kCachedRows = 1 << 19, kSharedWeight = 1 << 18;
-// Sums that stay there, and reals of a weight with scales by group, which are many to a row since it is unpacked for each block.
+// Sums that stay there; and of a weight with scales by group, which is unpacked for each block of rows, the reals, and rows at least.
 constexpr int64_t kCachedSums = 1 << 16, kCachedReals = 1 << 18, kUnpackedRows = 256;
 
 RowRange range_of_all(const Linear& layer, const float* x, int64_t ldx, int64_t m, int top) {

@@ -15,7 +15,7 @@ namespace {
 constexpr int kTiles = 4;  // of sums
 
 // From which on tiles are faster than vectors: a unit is unpacked in about the time of the products of 16 rows, and while it is, nothing
-// waits for the next one's memory (measured from 8 to 64 rows on a Emerald Rapids).
+// waits for the next one's memory (measured from 8 to 64 rows on an Emerald Rapids).
 constexpr int64_t kLeastRows = 32;
 
 // `vectors` is the table of `Arch`.

@@ -41,9 +41,9 @@ Seen add_to_row(const HistogramRow& row, const CountValues& first, const CountVa
   const int needed = exponent_for(seen.low, seen.high, row.bins);
   if (needed > exponent) {
     // Seldom: the first call, and one that holds values of a size not seen before. What was counted is taken back.
-    std::vector<int64_t> counted(row.bins, 0);
-    if (seen_before) again(grid(exponent, row.bins), counted.data());
     if (seen_before) {
+      std::vector<int64_t> counted(row.bins, 0);
+      again(grid(exponent, row.bins), counted.data());
       for (int64_t bin = 0; bin < row.bins; ++bin) add_to(row.counts[bin], -counted[bin]);
       widen(row.counts, row.bins, needed - exponent);
     } else {
