@@ -46,7 +46,8 @@ READ = "read"
 BASE = "octet 4 bits g64, one call"
 """What others are compared with: the peers run graphs, too."""
 GROUPS = {"weight_bits": 4, "group_size": 64}
-OURS = {"octet 4 bits g64": GROUPS, "octet 8 bits": {}}
+CLIPPED = {**GROUPS, "weight_observer": "mse"}
+OURS = {"octet 4 bits g64": GROUPS, "octet 4 bits g64 mse": CLIPPED, "octet 8 bits": {}}
 EFFORT = harness.Effort(seconds=4.0, rounds=9, patience=1.0)
 MIB = 1 << 20
 

@@ -21,6 +21,7 @@ Inputs count from the block's first:
 No `from __future__ import annotations`: torch.jit.script reads those of `dequantize` and `dequantize_rows`.
 """
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
@@ -39,6 +40,10 @@ PANEL, BLOCK = 64, 32
 
 HALF_MIN = 2.0**-14
 """The smallest normal float16: scales below it are stored as float32."""
+
+
+Shares = Callable[[Tensor], Tensor]
+"""Of groups, float32 (N, groups, size), the share in (0, 1] of each one's range that its integers span: (N, groups)."""
 
 
 class Groups(NamedTuple):
@@ -285,8 +290,14 @@ def stored_scale(scale: Tensor) -> Tensor:
     return half if bool(normal.all()) else scale.to(torch.float32)
 
 
+def in_half(scale: Tensor) -> Tensor:
+    """Each scale by group, float32, as float16 keeps it; those that are no normal float16 as they are."""
+    half = scale.to(torch.float16)
+    return torch.where((half >= HALF_MIN) & torch.isfinite(half), half.to(torch.float32), scale)
+
+
 def quantize(
-    weight: Tensor, bits: int, group_size: int | None = None, *, symmetric: bool = True
+    weight: Tensor, bits: int, group_size: int | None = None, *, symmetric: bool = True, shares: Shares | None = None
 ) -> tuple[Tensor, Tensor]:
     """Round a float weight (N, K) to the nearest integers; returns q_weight and scale.
 
@@ -295,16 +306,17 @@ def quantize(
         bits: 4, 3 or 2.
         group_size: inputs that share a scale, one of GROUP_SIZES that divides K; None for a scale per output.
         symmetric: integers of ±(2**(bits - 1) - 1) around 0; else all 2**bits, from the group's minimum to its maximum.
+        shares: of each group, how much of that range the integers span, beyond which is clipped. None for all of it.
     """
-    q_weight, scale = _quantize(weight, bits, group_size, symmetric, halves=True)
+    q_weight, scale = _quantize(weight, bits, group_size, symmetric, shares, halves=True)
     if scale is None:
-        q_weight, scale = _quantize(weight, bits, group_size, symmetric, halves=False)
+        q_weight, scale = _quantize(weight, bits, group_size, symmetric, shares, halves=False)
     assert scale is not None
     return q_weight, scale
 
 
 def _quantize(
-    weight: Tensor, bits: int, group_size: int | None, symmetric: bool, *, halves: bool
+    weight: Tensor, bits: int, group_size: int | None, symmetric: bool, shares: Shares | None, *, halves: bool
 ) -> tuple[Tensor, Tensor | None]:
     """`quantize`, some rows at a time; without a scale where some of its slices fit float16 and others do not."""
     rows, columns = weight.shape
@@ -317,7 +329,7 @@ def _quantize(
     scales = {one: torch.empty((rows, *beside), dtype=one) for one in (torch.float16, torch.float32)}
     used = set()
     for first, part in row_slices(weight):
-        q_weight, scale = _quantize_rows(part, bits, group_size, symmetric, halves=halves)
+        q_weight, scale = _quantize_rows(part, bits, group_size, symmetric, shares, halves=halves)
         flat[place : place + q_weight.numel()] = q_weight.flatten()
         place += q_weight.numel()
         scales[scale.dtype][first : first + len(scale)] = scale
@@ -326,7 +338,7 @@ def _quantize(
 
 
 def _quantize_rows(
-    weight: Tensor, bits: int, group_size: int | None, symmetric: bool, *, halves: bool
+    weight: Tensor, bits: int, group_size: int | None, symmetric: bool, shares: Shares | None, *, halves: bool
 ) -> tuple[Tensor, Tensor]:
     """`quantize` of float32 (N, K); scales by group are float16 where that holds them and `halves` allows it."""
     if group_size is None:
@@ -334,12 +346,13 @@ def _quantize_rows(
         return pack(q + 2 ** (bits - 1), bits), scale
     grouped = weight.unflatten(1, (-1, group_size))
     middle, zero_point = 2 ** (bits - 1), None
+    share = 1.0 if shares is None else shares(grouped)
     if symmetric:
-        bound = grouped.abs().amax(dim=2)
+        bound = grouped.abs().amax(dim=2) * share
         scale = divided(bound, middle - 1)
         scale = torch.where(bound == 0, torch.ones_like(scale), scale.clamp(min=SCALE_MIN))
     else:
-        low, high = grouped.amin(dim=2).clamp(max=0.0), grouped.amax(dim=2).clamp(min=0.0)
+        low, high = grouped.amin(dim=2).clamp(max=0.0) * share, grouped.amax(dim=2).clamp(min=0.0) * share
         scale = affine_qparams(low, high, 0, 2 * middle - 1)[0]
         scale = torch.where(low == high, torch.ones_like(scale), scale)
     stored = stored_scale(scale) if halves else scale

@@ -248,7 +248,7 @@ def _describe(module: QuantModule, qconfig: QConfig | None, used: Backend) -> tu
     scales = "per channel" if qconfig is None or qconfig.per_channel else "per tensor"
     if qconfig is not None and qconfig.group_size is not None:
         scales = f"per group of {qconfig.group_size}"
-    elif qconfig is not None and qconfig.clips_weights:
+    if qconfig is not None and qconfig.clips_weights:
         scales += f" ({qconfig.weight_observer})"
     text = f"weights {scales}, activation ranges {ranges}, {used.name} ({', '.join(routes)})"
     unusual = [

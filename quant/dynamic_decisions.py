@@ -19,7 +19,7 @@ from quant.kernels.tables import TABLE_BITS
 from quant.nn import QuantModule
 from quant.nn.base import check_groups
 from quant.nn.registry import inputs_of, maker, supported
-from quant.observers import LEARNED, OBSERVERS, PER_CALL
+from quant.observers import LEARNED, OBSERVERS, PER_CALL, MSEObserver
 from quant.recipe import NO_RULE, RANGES_OF_DATA, QConfig, Recipe, RecipeError, Rule
 from quant.recurrent_layers import is_recurrent_layer, parameter_names
 from quant.report import own_bytes
@@ -240,9 +240,14 @@ def _check_weight_observer(decision: Decision, asked: str) -> None:
         )
     if isinstance(decision.module, TABLES):
         raise RecipeError(f"{asks}, and rows of tables have the range of their values; leave it out for this layer")
-    if decision.qconfig.group_size is not None:
+    if decision.qconfig.group_size is None:
+        return
+    if OBSERVERS[kind] is not MSEObserver:
+        raise RecipeError(f"{asks}, and groups of inputs take 'minmax' or 'mse'; choose one, or leave group_size out")
+    if decision.qconfig.weight_options:
         raise RecipeError(
-            f"{asks}, and groups of inputs have the range of their values; leave weight_observer or group_size out"
+            f"{asks} with {dict(decision.qconfig.weight_options)}, and groups of inputs are searched without a "
+            "histogram; leave weight_options out"
         )
 
 

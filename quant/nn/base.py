@@ -6,6 +6,7 @@ module class that are strings.
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, TypeVar
 
 import torch
@@ -17,6 +18,7 @@ from quant.kernels.scheme import QParams, weight_scale, weight_scheme
 from quant.nn.inherited import inherit_methods
 from quant.observers import HistogramObserver, make_observer
 from quant.recipe import QConfig, RecipeError
+from quant.rounding.scales import least_error_shares
 from quant.runtime.layers.quant_module import HALVES, QuantModule
 
 LOST_COLUMN_SQNR = 100.0
@@ -140,7 +142,9 @@ def _quantize(weight: Tensor, qconfig: QConfig) -> tuple[Tensor, Tensor]:
     bits = qconfig.weight_bits
     if qconfig.group_size is not None:
         check_groups(weight.shape[1], qconfig)
-        return narrow.quantize(weight, bits, qconfig.group_size, symmetric=qconfig.weight_symmetric)
+        symmetric = qconfig.weight_symmetric
+        shares = partial(least_error_shares, bits=bits, symmetric=symmetric) if qconfig.clips_weights else None
+        return narrow.quantize(weight, bits, qconfig.group_size, symmetric=symmetric, shares=shares)
     narrow_bits = narrow.fits(weight.shape[1], bits)
     if narrow_bits and qconfig.per_channel and not qconfig.clips_weights:
         return narrow.quantize(weight, bits)

@@ -7,10 +7,13 @@ GPTQ does for a group of columns whose turn comes.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
-from quant.kernels.scheme import SCALE_MIN, weight_scale
+from quant.kernels.narrow import in_half
+from quant.kernels.scheme import SCALE_MIN, affine_qparams, weight_scale
 from quant.rounding.descent import output_error
 
 COARSE = 2.0 ** (-torch.arange(0, 25) / 8)
@@ -47,15 +50,43 @@ def least_error_scale(rows: Tensor, importance: Tensor | None = None, *, bits: i
     if rows.shape[1] == 0:
         return widest
     by = torch.ones(1, 1) if importance is None else importance.to(torch.float32)
-    share, error = torch.ones_like(widest), torch.full_like(widest, torch.inf)
+    share, error = _least(widest, lambda share: _error(rows, (widest * share).clamp(min=SCALE_MIN), by, bits))
+    return torch.where(torch.isfinite(error) & (error > 0), (widest * share).clamp(min=SCALE_MIN), widest)
+
+
+def least_error_shares(groups: Tensor, *, bits: int, symmetric: bool) -> Tensor:
+    """The share of each group's range with the least square error of its values, stored as `quant.kernels.narrow` does.
+
+    Args:
+        groups: float32 (N, groups, size).
+        bits: 2 to 4.
+        symmetric: integers of ±(2**(bits - 1) - 1) around 0; else all 2**bits, from the minimum to the maximum, both of
+            which the share multiplies.
+
+    Returns:
+        float32 (N, groups), in (0, 1], of those tried; of equals, the largest.
+    """
+    rows = groups.flatten(0, 1)
+    if symmetric:
+        widest, by = weight_scale(rows, bits=bits), torch.ones(1, 1)
+        share, _ = _least(widest, lambda share: _error(rows, in_half((widest * share).clamp(min=SCALE_MIN)), by, bits))
+        return share.view(groups.shape[:2])
+    low, high = rows.amin(1).clamp(max=0.0), rows.amax(1).clamp(min=0.0)
+    share, _ = _least(low, lambda share: _affine_error(rows, low * share, high * share, bits))
+    return share.view(groups.shape[:2])
+
+
+def _least(like: Tensor, error_of: Callable[[Tensor], Tensor]) -> tuple[Tensor, Tensor]:
+    """The share of each row, of `like`'s shape, that has the least error of those tried, and that error."""
+    share, error = torch.ones_like(like), torch.full_like(like, torch.inf)
     for factors in (COARSE, FINE):
         around = share
         for factor in factors.tolist():
             tried = (around * factor).clamp(max=1.0)
-            own = _error(rows, (widest * tried).clamp(min=SCALE_MIN), by, bits)
+            own = error_of(tried)
             better = own < error
             share, error = torch.where(better, tried, share), torch.where(better, own, error)
-    return torch.where(torch.isfinite(error) & (error > 0), (widest * share).clamp(min=SCALE_MIN), widest)
+    return share, error
 
 
 def scale_by_output(weight: Tensor, hessian: Tensor, *, bits: int, per_row: bool = True) -> Tensor:
@@ -111,3 +142,13 @@ def _error(rows: Tensor, scale: Tensor, importance: Tensor, bits: int) -> Tensor
     by_row = scale[:, None]
     q = torch.round(rows * (1.0 / by_row)).clamp_(-top, top)
     return q.mul_(by_row).sub_(rows).square_().mul(importance).sum(1)
+
+
+def _affine_error(rows: Tensor, low: Tensor, high: Tensor, bits: int) -> Tensor:
+    """The square error of each row, float32 (rows,), in all integers of a range that includes 0."""
+    top = 2**bits - 1
+    scale = in_half(affine_qparams(low, high, 0, top)[0])
+    inverse = 1.0 / scale
+    zero_point = torch.round(-low * inverse).clamp_(0, top)[:, None]
+    q = torch.round(rows * inverse[:, None]).add_(zero_point).clamp_(0, top)
+    return q.sub_(zero_point).mul_(scale[:, None]).sub_(rows).square_().sum(1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from pathlib import Path
 from typing import Any
@@ -193,11 +194,16 @@ def test_an_empty_layer_has_the_scale_of_no_weights() -> None:
         (nn.Embedding(8, 8), {"weight_observer": "mse"}, r"'mse', and rows of tables have the range of their values"),
         (
             nn.Linear(64, 8),
-            {"weight_observer": "mse", "weight_bits": 4, "group_size": 32},
-            r"'mse', and groups of inputs have the range of their values; leave weight_observer or group_size out",
+            {"weight_observer": "percentile", "weight_bits": 4, "group_size": 32},
+            r"'percentile', and groups of inputs take 'minmax' or 'mse'; choose one, or leave group_size out",
+        ),
+        (
+            nn.Linear(64, 8),
+            {"weight_observer": "mse", "weight_options": {"bins": 64}, "weight_bits": 4, "group_size": 32},
+            r"'mse' with \{'bins': 64\}, and groups of inputs are searched without a histogram; leave weight_options",
         ),
     ],
-    ids=["learned", "table", "groups"],
+    ids=["learned", "table", "groups", "options of groups"],
 )
 def test_ranges_that_a_layer_cannot_have_name_layer_and_rule(
     layer: nn.Module, settings: dict[str, Any], match: str
@@ -206,3 +212,42 @@ def test_ranges_that_a_layer_cannot_have_name_layer_and_rule(
     with pytest.raises(RecipeError, match=rf"layer '0' \({type(layer).__name__}\): .*asks for weight_observer {match}"):
         quant.quantize_dynamic(model, Recipe({"0": QConfig(**settings)}))
     assert type(model[0]) is type(layer)
+
+
+@pytest.mark.parametrize("bits", [2, 3, 4])
+@pytest.mark.parametrize("symmetric", [True, False])
+@pytest.mark.parametrize("size", [32, 64])
+def test_groups_have_the_range_of_least_squared_error(bits: int, symmetric: bool, size: int) -> None:
+    torch.manual_seed(0)
+    layers = nn.ModuleDict({"linear": nn.Linear(128, 70), "lstm": nn.LSTM(128, 64)})
+    plain = QConfig(weight_bits=bits, group_size=size, weight_symmetric=symmetric)
+    clipped = dataclasses.replace(plain, weight_observer="mse")
+    for name, parameter, suffix in (("linear", "weight", ""), ("lstm", "weight_ih_l0", "_ih")):
+        weight = layers[name].get_parameter(parameter).detach()
+        errors = []
+        for settings in (plain, clipped):
+            q = quant.quantize_dynamic(layers, Recipe(default=settings))
+            state = q.state_dict()
+            place = "linear." if name == "linear" else next(key for key in state if key.endswith("q_weight_ih"))[:-11]
+            real = narrow.dequantize(state[f"{place}q_weight{suffix}"], state[f"{place}scale{suffix}"])
+            errors.append((real - weight).square().unflatten(1, (-1, size)).sum(2))
+        assert (errors[1] <= errors[0] * (1 + 1e-4)).all()
+        assert float(errors[1].sum()) < 0.98 * float(errors[0].sum())
+        grid = best_of_shares(weight.unflatten(1, (-1, size)), bits, symmetric)
+        assert float(errors[1].sum()) < 1.02 * float(grid.sum())
+        assert "(mse)" in quant.summary(q)[name].detail
+
+
+def best_of_shares(groups: Tensor, bits: int, symmetric: bool) -> Tensor:
+    """The least squared error of each group, over a fine grid of shares of its range."""
+    top, errors = 2 ** (bits - 1) - 1, []
+    for share in torch.linspace(0.2, 1.0, 400):
+        if symmetric:
+            scale, zero, low, high = groups.abs().amax(2) * share / top, torch.zeros(1), -top, top
+        else:
+            ends = groups.amin(2).clamp(max=0) * share, groups.amax(2).clamp(min=0) * share
+            scale, low, high = (ends[1] - ends[0]) / (2**bits - 1), 0, 2**bits - 1
+            zero = (-ends[0] / scale).round()
+        u = ((groups / scale[..., None]).round() + zero[..., None]).clamp(low, high)
+        errors.append(((u - zero[..., None]) * scale[..., None] - groups).square().sum(2))
+    return torch.stack(errors).amin(0)
