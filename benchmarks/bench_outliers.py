@@ -1,12 +1,17 @@
 """How static int8 stands outliers of activations: planted ones, and those of trained models.
 
-    python benchmarks/bench_outliers.py [layer_norm vit swin minilm silero lite0] [--peers] [--seeds N]
+    python benchmarks/bench_outliers.py [layer_norm vit swin minilm silero lite0] [--search] [--peers] [--seeds N]
 
 For each model the signal to noise in dB of its outputs, on data that calibration did not see: dynamic, static without
 smoothing, static as it is by default, static with 16-bit activations in all layers; with --peers also ONNX Runtime's
 `quantize_static` and NNCF's `quantize` with SmoothQuant (model type "transformer") and full bias correction, where
 they are installed and take the model. Beside it the layers that were scaled, took 16 bits, or stayed float; the time
 of a call on one CPU, relative to static without smoothing; and what smoothing adds to the time of calibration.
+
+With --search also what `quant.autoquant` finds where outputs may have WITHIN dB more noise than dynamic int8's, by a
+metric on other data than it is scored on here: signal to noise, what the model is, the time of a call relative to
+static's, and the models that were tried. For planted cases alone, whose data can be drawn anew. Exit status 1 where
+one is missed.
 """
 
 from __future__ import annotations
@@ -39,6 +44,8 @@ from zoo.fetch import DataUnavailable
 
 FINE = quant.Recipe(default=quant.QConfig(activation_bits=16))
 HEADER = ["model", "dynamic", "plain", "static", "16 bits", "scaled, 16, float", "time", "calibration"]
+WITHIN, MISSED = 3.0, "MISSED"
+SEARCHED = [f"within {WITHIN:.0f} dB of dynamic", "found", "time", "models"]
 PEERS = {"ort": static_peers.onnxruntime(reduce_range=False), "nncf smooth": static_peers.nncf_smooth}
 
 
@@ -51,6 +58,7 @@ class Case:
         run: the outputs of a model for data that is not among them.
         call: one call, for its time.
         tensors: whether batches are single float32 tensors of one shape, which peers take.
+        seen: the outputs for data that is neither to calibrate nor to score with; None where there is none.
     """
 
     model: nn.Module
@@ -58,6 +66,7 @@ class Case:
     run: Callable[[Any], Tensor]
     call: Callable[[Any], Any]
     tensors: bool
+    seen: Callable[[Any], Tensor] | None = None
 
 
 def planted(name: str, seed: int) -> Case:
@@ -65,7 +74,8 @@ def planted(name: str, seed: int) -> Case:
     torch.manual_seed(seed)
     model = make().eval()
     batches, test = [torch.randn(shape) for _ in range(32)], torch.randn(64, *shape[1:])
-    return Case(model, batches, lambda q: q(test), lambda q: q(test[:1]), tensors=True)
+    seen = torch.randn(64, *shape[1:])
+    return Case(model, batches, lambda q: q(test), lambda q: q(test[:1]), tensors=True, seen=lambda q: q(seen))
 
 
 def minilm_case(seed: int) -> Case:
@@ -118,7 +128,7 @@ def sqnr(expected: Tensor, given: Tensor) -> float:
     return float(10 * torch.log10(expected.square().sum() / (given - expected).square().sum()))
 
 
-def row(name: str, seed: int, *, peers: bool) -> list[str]:
+def row(name: str, seed: int, *, search: bool, peers: bool) -> list[str]:
     """The row of a model."""
     case = CASES[name](seed)
     with torch.no_grad(), warnings.catch_warnings():
@@ -130,9 +140,30 @@ def row(name: str, seed: int, *, peers: bool) -> list[str]:
         models = [quant.quantize_dynamic(case.model), plain, static, fine]
         cells = [f"{sqnr(expected, case.run(one)):.1f}" for one in models]
         cells += [counts(static), f"{relative_time(case, static, plain):.2f}", f"{added(case) / plain_seconds:+.0%}"]
+        if search:
+            cells += searched(case, static, expected, dynamic=sqnr(expected, case.run(models[0])))
         for maker in PEERS.values() if peers else ():
             cells.append(peer(maker, case, expected))
     return [f"{name} {seed}" if seed else name, *cells]
+
+
+def searched(case: Case, static: nn.Module, expected: Tensor, *, dynamic: float) -> list[str]:
+    """The cells of SEARCHED."""
+    if case.seen is None:
+        return ["-"] * len(SEARCHED)
+    real = case.seen(case.model)
+
+    def signal(q: nn.Module) -> float:
+        """Minus the noise over the signal: more is better, and float has 0."""
+        assert case.seen is not None
+        return -float((case.seen(q) - real).square().sum() / real.square().sum())
+
+    budget = -signal(quant.quantize_dynamic(case.model)) * 10 ** (WITHIN / 10)
+    result = quant.autoquant(case.model, case.batches, signal, max_drop=budget, progress=False)
+    decibels = sqnr(expected, case.run(result.model))
+    verdict = "reached" if decibels >= dynamic - WITHIN else MISSED
+    times = f"{relative_time(case, result.model, static):.2f}"
+    return [f"{decibels:.1f}, {verdict}", result.chosen.plan.says, times, str(len(result.trials))]
 
 
 def built(case: Case, **options: Any) -> tuple[nn.Module, float]:
@@ -182,26 +213,29 @@ def peer(maker: static_peers.Maker, case: Case, expected: Tensor) -> str:
         return f"fails ({type(error).__name__})"
 
 
-def rows(names: Sequence[str], seeds: int, *, peers: bool) -> Iterator[list[str]]:
+def rows(names: Sequence[str], seeds: int, *, search: bool, peers: bool) -> Iterator[list[str]]:
     for name in names:
         for seed in range(seeds):
             try:
-                yield row(name, seed, peers=peers)
+                yield row(name, seed, search=search, peers=peers)
             except DataUnavailable as error:
                 print(f"{name}: {error}", file=sys.stderr)
                 break
 
 
-def main(arguments: Sequence[str] | None = None) -> None:
+def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("models", nargs="*", default=list(CASES), help=f"of {', '.join(CASES)} (default all)")
+    parser.add_argument("--search", action="store_true", help="what quant.autoquant finds near dynamic int8, too")
     parser.add_argument("--peers", action="store_true", help="ONNX Runtime and NNCF too, where they are installed")
     parser.add_argument("--seeds", type=int, default=1, help="draws of weights, or of data of trained models")
     options = parser.parse_args(arguments)
     torch.set_num_threads(1)
-    header = [*HEADER, *PEERS] if options.peers else HEADER
-    print(display.table(header, list(rows(options.models, options.seeds, peers=options.peers))))
+    header = [*HEADER, *(SEARCHED if options.search else ()), *(PEERS if options.peers else ())]
+    lines = list(rows(options.models, options.seeds, search=options.search, peers=options.peers))
+    print(display.table(header, lines))
+    return int(any(cell.endswith(MISSED) for line in lines for cell in line))
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())
