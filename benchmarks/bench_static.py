@@ -128,7 +128,7 @@ def photos(crops: int) -> tuple[list[Score], dict[str, str], Converted]:
     with torch.inference_mode():
         scores = [score("float", expected), score(OURS, ours.model(images), f"{ours.integer}/{ours.weighted}")]
     missing: dict[str, str] = {}
-    for name, make in tqdm(MAKERS.items(), desc="peers", unit="peer"):
+    for name, make in tqdm(MAKERS.items(), desc="peers", unit="peer", disable=None):
         try:
             with quiet():
                 scores.append(score(name, make(model, data.split(1))(images)))

@@ -108,7 +108,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         parser.error(f"no case matches {options.only!r}; there are {', '.join(CASES)}")
     print(f"torch {torch.__version__}, {options.cores} cores; samples a second, and int8's p50 and p99 of a call")
     ways = arrangements(options.cores)
-    bar = tqdm(total=len(cases) * len(ways), desc="arrangements")
+    bar = tqdm(total=len(cases) * len(ways), desc="arrangements", disable=None)
     for case in cases:
         rows, requests = [], []
         for way in ways:

@@ -129,7 +129,7 @@ def trained(*, seed: int = 0) -> nn.Module:
     data = text(held_out=False)
     optimizer = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE, weight_decay=0.01)
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, LEARNING_RATE, total_steps=STEPS)
-    with tqdm(range(STEPS), desc="language model", unit="step") as bar:
+    with tqdm(range(STEPS), desc="language model", unit="step", disable=None) as bar:
         for step in bar:
             batch = windows(data, BATCH, seed=step)
             loss = F.cross_entropy(model(batch[:, :-1]).flatten(0, 1), batch[:, 1:].flatten())

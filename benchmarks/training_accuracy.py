@@ -120,7 +120,9 @@ def run(key: str, seed: int, *, fresh: bool) -> Run:
     q = quant.convert(p)
     answers = logits(q, test)
     same = (answers.argmax(1) == logits(p, test).argmax(1)).double().mean().item()
-    agreement = quant.parity(p, q, tqdm(test.split(250), desc=f"{key}, seed {seed}, parity", unit="batch"))
+    agreement = quant.parity(
+        p, q, tqdm(test.split(250), desc=f"{key}, seed {seed}, parity", unit="batch", disable=None)
+    )
     return Run(
         key,
         seed,

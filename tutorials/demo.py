@@ -20,8 +20,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import torch
+from quant.kernels.progress import progress_of
 from torch import nn
-from tqdm import tqdm
 from zoo import g2p, silero
 from zoo.fetch import DataUnavailable
 
@@ -105,15 +105,17 @@ def demo_silero(recordings: Sequence[str], repeats: int) -> Result:
 def interleaved(calls: Sequence[Callable[[int], object]], repeats: int, label: str) -> list[float]:
     """Median seconds of each call(i), i = 0, 1, ..., taken in turns so that a busy machine slows all alike."""
     seconds: list[list[float]] = [[] for _ in calls]
-    with torch.inference_mode():
+    bar = progress_of(f"{label} latency", unit="run", total=repeats, shown=True)
+    with torch.inference_mode(), bar:
         for i in range(20):
             for call in calls:
                 call(i)
-        for i in tqdm(range(repeats), desc=f"{label} latency", unit="run"):
+        for i in range(repeats):
             for call, times in zip(calls, seconds, strict=True):
                 start = time.perf_counter()
                 call(i)
                 times.append(time.perf_counter() - start)
+            bar.update()
     return [statistics.median(times) for times in seconds]
 
 

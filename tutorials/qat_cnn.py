@@ -17,8 +17,8 @@ from pathlib import Path
 import torch
 import torch.nn.functional as F
 from curves import draw
+from quant.kernels.progress import progress_of
 from torch import Tensor, nn
-from tqdm import tqdm
 from train_fashion import accuracy, trained
 from zoo import fashion
 from zoo.fetch import DataUnavailable
@@ -60,7 +60,7 @@ def fine_tune(
     steps = epochs * -(-len(images) // BATCH)
     schedule = quant.QATSchedule(p, steps, optimizer=optimizer)
     rates = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps)
-    with tqdm(total=steps, desc=progress, unit="batch", disable=progress is None) as bar:
+    with progress_of(progress or "", unit="batch", total=steps, shown=progress is not None) as bar:
         for _ in range(epochs):
             p.train()
             for batch in torch.randperm(len(images), generator=generator).split(BATCH):
@@ -73,7 +73,7 @@ def fine_tune(
                 rates.step()
                 schedule.step()
                 bar.update()
-                bar.set_postfix(loss=f"{loss.item():.3f}", refresh=False)
+                bar.set_postfix_str(f"loss={loss.item():.3f}", refresh=False)
             p.eval()
             after_epoch()
 

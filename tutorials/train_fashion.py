@@ -18,9 +18,9 @@ from pathlib import Path
 
 import torch
 from models import MODELS
+from quant.kernels.progress import progress_of
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
-from tqdm import tqdm
 from zoo import fashion
 from zoo.fetch import DataUnavailable, cache_root
 
@@ -79,7 +79,7 @@ def fit(
     steps = epochs * -(-len(images) // BATCH)
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, learning_rate, total_steps=steps)
     model.train()
-    with tqdm(total=steps, desc=progress, unit="batch", disable=progress is None) as bar:
+    with progress_of(progress or "", unit="batch", total=steps, shown=progress is not None) as bar:
         for _ in range(epochs):
             for batch in torch.randperm(len(images), generator=generator).split(BATCH):
                 mirrored = torch.rand(len(batch), generator=generator) < 0.5
@@ -90,16 +90,20 @@ def fit(
                 optimizer.step()
                 schedule.step()
                 bar.update()
-                bar.set_postfix(loss=f"{loss.item():.3f}", refresh=False)
+                bar.set_postfix_str(f"loss={loss.item():.3f}", refresh=False)
     model.eval()
 
 
 def logits(model: nn.Module, images: Tensor, *, progress: str | None = None) -> Tensor:
     """What the model answers in eval mode, float32 (N, 10), computed 250 images at a time."""
     model.eval()
-    with torch.inference_mode():
-        bar = tqdm(images.split(250), desc=progress, unit="batch", disable=progress is None)
-        return torch.cat([model(batch) for batch in bar])
+    batches, found = images.split(250), []
+    bar = progress_of(progress or "", unit="batch", total=len(batches), shown=progress is not None)
+    with torch.inference_mode(), bar:
+        for batch in batches:
+            found.append(model(batch))
+            bar.update()
+    return torch.cat(found)
 
 
 def accuracy(model: nn.Module, images: Tensor, classes: Tensor, *, progress: str | None = None) -> float:

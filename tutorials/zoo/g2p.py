@@ -16,8 +16,8 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
+from quant.kernels.progress import progress_of
 from torch import Tensor, nn
-from tqdm import tqdm
 
 from .fetch import CMUDICT, G2P_EN, fetch
 
@@ -157,7 +157,8 @@ def predict(
     """
     result: list[Pronunciation] = [()] * len(batch)
     by_length = sorted(range(len(batch)), key=lambda i: len(batch[i]))
-    with torch.inference_mode(), tqdm(total=len(batch), desc=progress, unit="word", disable=progress is None) as bar:
+    bar = progress_of(progress or "", unit="word", total=len(batch), shown=progress is not None)
+    with torch.inference_mode(), bar:
         for start in range(0, len(by_length), batch_size):
             chosen = by_length[start : start + batch_size]
             for i, row in zip(chosen, model(encode_words([batch[i] for i in chosen])).tolist(), strict=True):

@@ -16,8 +16,8 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
+from quant.kernels.progress import progress_of
 from torch import Tensor, nn
-from tqdm import tqdm
 
 from .fetch import SILERO_VAD, fetch
 
@@ -168,10 +168,12 @@ def speech_probabilities(model: nn.Module, audio: Tensor, *, progress: str | Non
     inputs = frames(audio)
     state: State | None = None
     found = []
-    with torch.inference_mode():
-        for frame in tqdm(inputs, desc=progress, unit="frame", disable=progress is None):
+    bar = progress_of(progress or "", unit="frame", total=len(inputs), shown=progress is not None)
+    with torch.inference_mode(), bar:
+        for frame in inputs:
             probability, state = model(frame.unsqueeze(0), state)
             found.append(probability)
+            bar.update()
     return torch.cat(found)
 
 
