@@ -21,7 +21,9 @@ from quant.artefact.load_programs import BROKEN, build
 from quant.artefact.manifest_form import check_setting
 from quant.artefact.program_document import VERSION
 from quant.artefact.runner_file import read_runner_file
+from quant.artefact.without_memory import finish, give_memory
 from quant.copying import copy_model, settled
+from quant.derived_buffers import NoValues
 from quant.dynamic import stand_in
 from quant.dynamic_decisions import base_type
 from quant.export.planned_model import PlannedModel
@@ -60,8 +62,9 @@ def load(
 
     Args:
         path: a file that `save` wrote.
-        model: the float model that was quantised, of the same structure; its weights are not read and may be random.
-            None reads the runner's part of the file.
+        model: the float model that was quantised, of the same structure; its weights are not read and may be random, or
+            on the meta device: a layer then has float weights only while its int8 form is made. None reads the
+            runner's part of the file.
         example_inputs: as for `quant.prepare`, for a static conversion that has to be captured again: the file is of a
             version without programs, a program has no text, or the model's code has changed. Needed only where the
             inputs given to `prepare` have no JSON form, or where the model branches on their values.
@@ -97,13 +100,17 @@ def load(
         raise ArtefactError(f"example inputs would be those of {sorted(static)}, parts of the model; load them apart")
     try:
         result = _built(model, manifest, tensors, backend, example_inputs, examples)
-    except (CannotRebuild, ArtefactError) as error:
+    except (CannotRebuild, ArtefactError, NoValues) as error:
         raise ArtefactError(f"{path} does not fit the model: {error} (written by {writer(manifest)})") from error
     except BROKEN as error:
         raise ArtefactError(
             f"{path} was altered or damaged, or does not fit the model ({type(error).__name__}: {error})"
         ) from error
     leave_fast_paths(result)
+    try:
+        finish(result)
+    except NoValues as error:
+        raise ArtefactError(f"{path} does not fit the model: {error}") from None
     _fill(result, tensors, path)
     for module in result.modules():
         if backend is not None and isinstance(module, QuantModule):
@@ -279,6 +286,7 @@ def _with_static(model: nn.Module, source: _Source, example_inputs: Any, example
     if rebuilt is None:
         from quant.artefact.rebuild import rebuild  # imports capture and conversion, which loading mostly does without
 
+        finish(part)
         rebuilt = rebuild(part, source.description, source.tables, example_inputs, source.backend, examples)
     return put_module(model, source.name, rebuilt)
 
@@ -311,6 +319,7 @@ def _rebuild(model: nn.Module, modules: Mapping[str, Any], tensors: Mapping[str,
             _restore(new, name, entry["inner"], tensors)
         if new is None:
             source = settled(old)
+            give_memory(source.modules())
             new = _stand_in(name, source, entry, tensors)
             adopt(new, source, name)
             _restore(new, name, entry["inner"], tensors)

@@ -9,12 +9,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from quant.derived_buffers import NoValues, fill_derived
 from quant.pretrained import is_pretrained, let_it_save
 from quant.recipe import Recipe
 from quant.runtime.layers.quant_module import QuantModule
 from quant.runtime.names import full_name
 from quant.shards.assembly import Assembly, check_holds
-from quant.shards.derived_buffers import fill_derived
 from quant.shards.reader import FLOATS, Checkpoint, ShardError, Shards
 
 
@@ -72,7 +72,10 @@ def load_quantized(
             del tensor
     result = assembly.finish()
     _load_floats(result, checkpoint, tied)
-    fill_derived(result)
+    try:
+        fill_derived(result)
+    except NoValues as error:
+        raise ShardError(str(error)) from None
     let_it_save(result, recipe)
     return result
 

@@ -31,6 +31,7 @@ ORDER = (
     "quant.uncompiled",
     "quant.graph_modules",
     "quant.copying",
+    "quant.derived_buffers",
     # Dynamic quantisation: int8 layers, and the report.
     "quant.nn",
     "quant.report",

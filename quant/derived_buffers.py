@@ -1,4 +1,4 @@
-"""Buffers that no checkpoint has, because the model computes them when it is made: tables of rotary embeddings.
+"""Buffers that no file has, because the model computes them when it is made: tables of rotary embeddings.
 
 On the meta device they have no values. Models of transformers compute them again in `initialize_weights`, which is how
 `from_pretrained` fills them.
@@ -15,7 +15,10 @@ from torch import Tensor, nn
 
 from quant.runtime.layers.quant_module import QuantModule
 from quant.runtime.names import full_name
-from quant.shards.reader import ShardError
+
+
+class NoValues(ValueError):
+    """A buffer on the meta device has no values anywhere."""
 
 
 @torch.no_grad()
@@ -23,7 +26,7 @@ def fill_derived(model: nn.Module) -> None:
     """Let the model compute its non-persistent buffers on the meta device.
 
     Raises:
-        ShardError: it has no way to.
+        NoValues: it has no way to.
     """
     holders = {name: module for name, module in model.named_modules() if _without_values(module)}
     if not holders:
@@ -33,8 +36,8 @@ def fill_derived(model: nn.Module) -> None:
         _initialize(model, initialize, holders)
     left = [full_name(name, key) for name, module in holders.items() for key in _without_values(module)]
     if left:
-        raise ShardError(
-            f"buffer {left[0]!r} is on the meta device and not persistent, so that no checkpoint has its values; "
+        raise NoValues(
+            f"buffer {left[0]!r} is on the meta device and not persistent, so that no file has its values; "
             "make the model with its buffers on the CPU and its parameters alone on the meta device, for "
             "instance by accelerate.init_empty_weights(include_buffers=False)"
         )
