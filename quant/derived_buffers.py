@@ -7,7 +7,8 @@ On the meta device they have no values. Models of transformers compute them agai
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Iterator
+import inspect
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -28,13 +29,12 @@ def fill_derived(model: nn.Module) -> None:
     Raises:
         NoValues: it has no way to.
     """
-    holders = {name: module for name, module in model.named_modules() if _without_values(module)}
-    if not holders:
-        return
-    initialize = getattr(model, "initialize_weights", None)
-    if initialize is not None:
-        _initialize(model, initialize, holders)
-    left = [full_name(name, key) for name, module in holders.items() for key in _without_values(module)]
+    for module in list(model.modules()):  # the outermost that can first
+        initialize = getattr(module, "initialize_weights", None)
+        holders = [part for part in module.modules() if _without_values(part)]
+        if holders and initialize is not None and _takes_nothing(initialize):
+            _initialize(module, initialize, holders)
+    left = [full_name(name, key) for name, module in model.named_modules() for key in _without_values(module)]
     if left:
         raise NoValues(
             f"buffer {left[0]!r} is on the meta device and not persistent, so that no file has its values; "
@@ -43,12 +43,12 @@ def fill_derived(model: nn.Module) -> None:
         )
 
 
-def _initialize(model: nn.Module, initialize: Any, holders: dict[str, nn.Module]) -> None:
+def _initialize(model: nn.Module, initialize: Any, holders: Sequence[nn.Module]) -> None:
     """Call transformers' method, which passes over marked modules; what it does not write becomes meta again."""
     for module in model.modules():
-        module._is_hf_initialized = module not in holders.values()  # type: ignore[assignment]
+        module._is_hf_initialized = module not in holders  # type: ignore[assignment]
     empty: dict[tuple[nn.Module, str], tuple[Tensor, Tensor, int]] = {}
-    for module in holders.values():
+    for module in holders:
         for key in _without_values(module):
             buffer = module._buffers[key]
             assert buffer is not None
@@ -56,7 +56,7 @@ def _initialize(model: nn.Module, initialize: Any, holders: dict[str, nn.Module]
             real.fill_(float("nan") if real.is_floating_point() else 1)
             module._buffers[key] = real
             empty[module, key] = buffer, real, real._version
-    with _set_aside(holders.values()):
+    with _set_aside(holders):
         initialize()
     for (module, key), (buffer, real, version) in empty.items():
         filled = module._buffers[key]
@@ -88,6 +88,12 @@ def _set_aside(holders: Iterable[nn.Module]) -> Iterator[None]:
     finally:
         for own, key, one in kept:
             own[key] = one
+
+
+def _takes_nothing(method: Callable[..., Any]) -> bool:
+    """Whether it can be called without arguments, as transformers' is; models of others have methods of that name."""
+    needed = [one for one in inspect.signature(method).parameters.values() if one.default is one.empty]
+    return all(one.kind in (one.VAR_POSITIONAL, one.VAR_KEYWORD) for one in needed)
 
 
 def _without_values(module: nn.Module) -> list[str]:

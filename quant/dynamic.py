@@ -216,7 +216,7 @@ def report_of(decisions: Iterable[Decision], used: Backend, before: Report) -> R
         also = f"; also {', '.join(decision.names[1:])}" if len(decision.names) > 1 else ""
         if decision.replacement is not None:
             after = sum(own_bytes(module, counted) for module in decision.replacement.modules())
-            outcome, detail = _describe(decision.replacement, decision.qconfig, used)
+            outcome, detail = _describe(decision, decision.replacement, used)
             if decision.tied_to is not None:
                 detail += f"; shares its weight with {decision.tied_to or '(root)'}"
             detail += f"; {decision.rounding}" if decision.rounding else ""
@@ -231,7 +231,8 @@ def report_of(decisions: Iterable[Decision], used: Backend, before: Report) -> R
     return Report(tuple(entries))
 
 
-def _describe(module: QuantModule, qconfig: QConfig | None, used: Backend) -> tuple[str, str]:
+def _describe(decision: Decision, module: QuantModule, used: Backend) -> tuple[str, str]:
+    qconfig = decision.qconfig
     bits = 8 if qconfig is None else qconfig.weight_bits
     if isinstance(module, (Embedding, EmbeddingBag)):
         groups = groups_of_rows(module.rows.shape[1], module.embedding_dim, bits)
@@ -248,7 +249,8 @@ def _describe(module: QuantModule, qconfig: QConfig | None, used: Backend) -> tu
     scales = "per channel" if qconfig is None or qconfig.per_channel else "per tensor"
     if qconfig is not None and qconfig.group_size is not None:
         scales = f"per group of {qconfig.group_size}"
-    if qconfig is not None and qconfig.clips_weights:
+    by_outputs = decision.rounding and qconfig is not None and qconfig.group_size is not None
+    if qconfig is not None and qconfig.clips_weights and not by_outputs:
         scales += f" ({qconfig.weight_observer})"
     text = f"weights {scales}, activation ranges {ranges}, {used.name} ({', '.join(routes)})"
     unusual = [

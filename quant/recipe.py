@@ -105,7 +105,8 @@ class QConfig:
         per_channel: a weight scale per output channel (per gate row in recurrent layers), or one per tensor.
         weight_observer: how the weight's range is chosen, a name in `quant.observers`: "mse" clips where that makes the
             weight's error smaller. Training also learns it: "lsq", "lsq+", "pact". Groups of inputs take "mse" alone
-            beside that; tables, and layers of a static model that become dynamic, have the range of their values.
+            beside that, and with `rounding=` ranges by their outputs, whatever it says. Tables, and layers of a static
+            model that become dynamic, have the range of their values.
         weight_options: of that observer, by name, as in {"percentile": 99.9}.
         activation_bits: of the layer's input: 8; 16 multiplies a high and a low byte in two passes, for inputs whose
             range 8 bits cannot hold (linear layers, in static quantisation convolutions too); "auto" takes 8, and 16

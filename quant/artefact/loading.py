@@ -21,7 +21,7 @@ from quant.artefact.load_programs import BROKEN, build
 from quant.artefact.manifest_form import check_setting
 from quant.artefact.program_document import VERSION
 from quant.artefact.runner_file import read_runner_file
-from quant.artefact.without_memory import finish, give_memory
+from quant.artefact.without_memory import finish, give_memory, on_the_cpu
 from quant.copying import copy_model, settled
 from quant.derived_buffers import NoValues
 from quant.dynamic import stand_in
@@ -47,6 +47,7 @@ from quant.static.fingerprint import fingerprint
 
 
 @torch.inference_mode(False)
+@on_the_cpu()
 def load(
     path: str | os.PathLike[str],
     *,
@@ -63,8 +64,8 @@ def load(
     Args:
         path: a file that `save` wrote.
         model: the float model that was quantised, of the same structure; its weights are not read and may be random, or
-            on the meta device: a layer then has float weights only while its int8 form is made. None reads the
-            runner's part of the file.
+            on the meta device: a layer then has float weights only while its int8 form is made, unless a static
+            conversion has to be captured again (below). None reads the runner's part of the file.
         example_inputs: as for `quant.prepare`, for a static conversion that has to be captured again: the file is of a
             version without programs, a program has no text, or the model's code has changed. Needed only where the
             inputs given to `prepare` have no JSON form, or where the model branches on their values.
@@ -107,10 +108,6 @@ def load(
             f"{path} was altered or damaged, or does not fit the model ({type(error).__name__}: {error})"
         ) from error
     leave_fast_paths(result)
-    try:
-        finish(result)
-    except NoValues as error:
-        raise ArtefactError(f"{path} does not fit the model: {error}") from None
     _fill(result, tensors, path)
     for module in result.modules():
         if backend is not None and isinstance(module, QuantModule):
@@ -145,7 +142,9 @@ def _built(
     for name in manifest.get("static", {}):
         source = _Source(name, manifest, kept[TABLE], kept[CONSTANT], tensors, backend)
         result = _with_static(result, source, example_inputs, examples)
-    return _rebuild(result, manifest.get("modules", {}), tensors)
+    result = _rebuild(result, manifest.get("modules", {}), tensors)
+    finish(result)
+    return result
 
 
 def _load_plan(path: Path, backend: str | None) -> PlannedModel:
@@ -286,7 +285,9 @@ def _with_static(model: nn.Module, source: _Source, example_inputs: Any, example
     if rebuilt is None:
         from quant.artefact.rebuild import rebuild  # imports capture and conversion, which loading mostly does without
 
-        finish(part)
+        model = put_module(model, source.name, part)
+        finish(model)  # the whole of it: a buffer may be computed by a module around the part
+        part = model.get_submodule(source.name)
         rebuilt = rebuild(part, source.description, source.tables, example_inputs, source.backend, examples)
     return put_module(model, source.name, rebuilt)
 

@@ -12,7 +12,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from quant.kernels.narrow import in_half
+from quant.kernels.narrow import HALF_MIN, in_half
 from quant.kernels.scheme import SCALE_MIN, affine_qparams, weight_scale
 from quant.rounding.descent import output_error
 
@@ -69,10 +69,15 @@ def least_error_shares(groups: Tensor, *, bits: int, symmetric: bool) -> Tensor:
     rows = groups.flatten(0, 1)
     if symmetric:
         widest, by = weight_scale(rows, bits=bits), torch.ones(1, 1)
-        share, _ = _least(widest, lambda share: _error(rows, in_half((widest * share).clamp(min=SCALE_MIN)), by, bits))
-        return share.view(groups.shape[:2])
+
+        def error_of(share: Tensor) -> Tensor:
+            scale = (widest * share).clamp(min=SCALE_MIN)
+            return _fine_enough(_error(rows, in_half(scale), by, bits), scale, widest)
+
+        return _least(widest, error_of)[0].view(groups.shape[:2])
     low, high = rows.amin(1).clamp(max=0.0), rows.amax(1).clamp(min=0.0)
-    share, _ = _least(low, lambda share: _affine_error(rows, low * share, high * share, bits))
+    widest = affine_qparams(low, high, 0, 2**bits - 1)[0]
+    share, _ = _least(low, lambda share: _affine_error(rows, low * share, high * share, widest, bits))
     return share.view(groups.shape[:2])
 
 
@@ -144,11 +149,17 @@ def _error(rows: Tensor, scale: Tensor, importance: Tensor, bits: int) -> Tensor
     return q.mul_(by_row).sub_(rows).square_().mul(importance).sum(1)
 
 
-def _affine_error(rows: Tensor, low: Tensor, high: Tensor, bits: int) -> Tensor:
+def _affine_error(rows: Tensor, low: Tensor, high: Tensor, widest: Tensor, bits: int) -> Tensor:
     """The square error of each row, float32 (rows,), in all integers of a range that includes 0."""
     top = 2**bits - 1
-    scale = in_half(affine_qparams(low, high, 0, top)[0])
+    exact = affine_qparams(low, high, 0, top)[0]
+    scale = in_half(exact)
     inverse = 1.0 / scale
     zero_point = torch.round(-low * inverse).clamp_(0, top)[:, None]
     q = torch.round(rows * inverse[:, None]).add_(zero_point).clamp_(0, top)
-    return q.sub_(zero_point).mul_(scale[:, None]).sub_(rows).square_().sum(1)
+    return _fine_enough(q.sub_(zero_point).mul_(scale[:, None]).sub_(rows).square_().sum(1), exact, widest)
+
+
+def _fine_enough(error: Tensor, scale: Tensor, widest: Tensor) -> Tensor:
+    """The error, or inf where the scale is no normal float16 any more: one such group takes float32 for all scales."""
+    return torch.where((scale < HALF_MIN) & (widest >= HALF_MIN), torch.inf, error)

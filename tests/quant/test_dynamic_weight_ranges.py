@@ -238,6 +238,28 @@ def test_groups_have_the_range_of_least_squared_error(bits: int, symmetric: bool
         assert "(mse)" in quant.summary(q)[name].detail
 
 
+def test_no_group_is_clipped_out_of_float16() -> None:
+    torch.manual_seed(0)
+    layer = nn.Linear(64, 64, bias=False)
+    with torch.no_grad():
+        layer.weight[3, :32] *= 7 * narrow.HALF_MIN * 1.03 / layer.weight[3, :32].abs().max()
+    settings = QConfig(weight_bits=4, group_size=32, weight_observer="mse")
+    q: Any = quant.quantize_dynamic(layer, Recipe(default=settings))
+    assert q.scale.dtype == torch.float16
+
+
+def test_rounding_by_outputs_chooses_the_ranges_of_groups_itself() -> None:
+    torch.manual_seed(0)
+    model, batches = nn.Sequential(nn.Linear(64, 32)), [torch.randn(64, 64) @ torch.randn(64, 64) for _ in range(2)]
+    plain = QConfig(weight_bits=3, group_size=32)
+    one, other = (
+        quant.quantize_dynamic(model, Recipe(default=each), batches=batches, rounding="gptq")
+        for each in (plain, dataclasses.replace(plain, weight_observer="mse"))
+    )
+    assert all(torch.equal(a, b) for a, b in zip(one.state_dict().values(), other.state_dict().values(), strict=True))
+    assert "(mse)" not in quant.summary(other)["0"].detail
+
+
 def best_of_shares(groups: Tensor, bits: int, symmetric: bool) -> Tensor:
     """The least squared error of each group, over a fine grid of shares of its range."""
     top, errors = 2 ** (bits - 1) - 1, []

@@ -30,7 +30,8 @@ def empty(make: Callable[[], nn.Module]) -> nn.Module:
 
 
 def nothing_is_left(model: nn.Module) -> bool:
-    return not any(one.is_meta for one in (*model.parameters(), *model.buffers()))
+    lists = [one for part in model.modules() if isinstance(part, nn.RNNBase) for one in part._flat_weights]
+    return not any(one.is_meta for one in (*model.parameters(), *model.buffers(), *lists) if one is not None)
 
 
 @pytest.mark.parametrize("make", [Tagger, TiedTagger])
@@ -108,6 +109,72 @@ def test_rotary_tables_are_computed_by_the_model(tmp_path: Path) -> None:
     with torch.inference_mode():
         assert torch.equal(loaded(tokens).logits, q(tokens).logits)
     assert nothing_is_left(loaded)
+
+
+class Computes(nn.Module):
+    """A layer, and a table that the model computes, or cannot."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc = nn.Linear(8, 8)
+        self.register_buffer("table", torch.arange(8.0), persistent=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.fc(x) * self.table
+
+    def initialize_weights(self) -> None:
+        self.table.copy_(torch.arange(8.0))
+
+
+class WantsMore(Computes):
+    def initialize_weights(self, gain: float) -> None:  # type: ignore[override]
+        raise AssertionError("of another library, and not to be called")
+
+
+@pytest.mark.parametrize("captured", [False, True], ids=["programs", "captured"])
+@pytest.mark.parametrize("convert", ["dynamic", "static", "inner"])
+def test_an_inner_module_computes_its_buffers(
+    convert: str, captured: bool, tmp_path: Path, without_programs: Callable[[Path], None]
+) -> None:
+    x = torch.randn(4, 8)
+    model: nn.Module = nn.Sequential(Computes().eval())
+    if convert == "static":
+        q = quant.quantize_static(model, [x], progress=False)
+    elif convert == "inner":
+        model[0] = quant.quantize_static(model[0], [x], progress=False)  # type: ignore[operator, index, arg-type]
+        q = model
+    else:
+        q = quant.quantize_dynamic(model)
+    quant.save(q, tmp_path / "q")
+    if captured and convert != "dynamic":
+        without_programs(tmp_path / "q")
+    with torch.device("meta"):
+        loaded = quant.load(tmp_path / "q", model=nn.Sequential(Computes().eval()))
+    assert torch.equal(loaded(x), q(x))
+    assert nothing_is_left(loaded)
+
+
+def test_a_method_of_that_name_that_wants_arguments_is_not_called(tmp_path: Path) -> None:
+    quant.save(quant.quantize_dynamic(WantsMore().eval()), tmp_path / "q")
+    with torch.device("meta"):
+        model = WantsMore().eval()
+    with pytest.raises(ArtefactError, match="buffer 'table' is on the meta device and not"):
+        quant.load(tmp_path / "q", model=model)
+
+
+def test_an_attribute_without_values_is_named(tmp_path: Path) -> None:
+    class Attribute(nn.Sequential):
+        def __init__(self) -> None:
+            super().__init__(nn.Linear(8, 8))
+            self.factor = torch.tensor(2.0)
+
+    quant.save(quant.quantize_dynamic(Attribute().eval()), tmp_path / "q")
+    with torch.device("meta"):
+        model = Attribute().eval()
+    with pytest.raises(
+        ArtefactError, match="attribute 'factor' is a tensor on the meta device, whose values no file has"
+    ):
+        quant.load(tmp_path / "q", model=model)
 
 
 def test_the_float_weights_are_never_all_in_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

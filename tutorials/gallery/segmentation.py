@@ -17,9 +17,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from quant.kernels.progress import progress_of
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, max_pool2d
+from tqdm import tqdm
 
 import quant
 
@@ -145,14 +145,12 @@ def trained(material: Material, steps: int, *, batch: int = 16) -> UNet:
     model = UNet()
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.005, weight_decay=0.01)
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.005, total_steps=steps)
-    with progress_of("U-Net", unit="batch", total=steps, shown=True) as bar:
-        for step in range(steps):
-            images, truth = scenes(material, batch, seed=step)
-            optimizer.zero_grad()
-            cross_entropy(model(images), truth).backward()
-            optimizer.step()
-            schedule.step()
-            bar.update()
+    for step in tqdm(range(steps), desc="U-Net", unit="batch", disable=None):
+        images, truth = scenes(material, batch, seed=step)
+        optimizer.zero_grad()
+        cross_entropy(model(images), truth).backward()
+        optimizer.step()
+        schedule.step()
     return model.eval()
 
 

@@ -19,9 +19,9 @@ from pathlib import Path
 from typing import TypeAlias
 
 import torch
-from quant.kernels.progress import progress_of
 from torch import Tensor, nn
 from torch.nn.functional import binary_cross_entropy_with_logits, glu, pad
+from tqdm import tqdm
 
 import quant
 
@@ -122,14 +122,12 @@ def trained(recording: Recording, steps: int, *, frames: int = 96, batch: int = 
     model = Listener()
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.005, weight_decay=0.01)
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.005, total_steps=steps)
-    with progress_of("listener", unit="batch", total=steps, shown=True) as bar:
-        for step in range(steps):
-            spectra, truth = mixed(recording, frames, batch, seed=step)
-            optimizer.zero_grad()
-            binary_cross_entropy_with_logits(model(spectra, silence(batch))[0], truth).backward()
-            optimizer.step()
-            schedule.step()
-            bar.update()
+    for step in tqdm(range(steps), desc="listener", unit="batch", disable=None):
+        spectra, truth = mixed(recording, frames, batch, seed=step)
+        optimizer.zero_grad()
+        binary_cross_entropy_with_logits(model(spectra, silence(batch))[0], truth).backward()
+        optimizer.step()
+        schedule.step()
     return model.eval()
 
 
