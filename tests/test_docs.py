@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import datetime
 import importlib
-import importlib.util
 import inspect
 import re
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 
@@ -16,26 +16,24 @@ import quant
 
 DOCS = Path(__file__).parents[1] / "docs"
 MODULES = ("quant", "quant.calibrate", "quant.kernels", "quant.nn", "quant.observers", "quant.types")
+OfTheSite = Callable[[str], ModuleType]
 
 
-def of_the_site(name: str) -> ModuleType:
-    """A script of docs/site/, which is in no package."""
-    spec = importlib.util.spec_from_file_location(name, DOCS / "site" / f"{name}.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+@pytest.fixture
+def of_the_site(monkeypatch: pytest.MonkeyPatch) -> OfTheSite:
+    """Import a script of docs/site/, which is in no package, the way it is run: from its own folder."""
+    monkeypatch.syspath_prepend(str(DOCS / "site"))
+    return importlib.import_module
 
 
-def test_the_drawings_are_drawn_by_the_script() -> None:
+def test_the_drawings_are_drawn_by_the_script(of_the_site: OfTheSite) -> None:
     drawn = {name: str(make()) for name, make in of_the_site("drawings").DRAWINGS.items()}
     stored = {path.stem: path.read_text(encoding="utf-8") for path in (DOCS / "drawings").glob("*.svg")}
     assert sorted(drawn) == sorted(stored)
     assert [name for name in drawn if drawn[name] != stored[name]] == [], "run `make drawings`"
 
 
-def test_every_drawing_is_on_a_page() -> None:
+def test_every_drawing_is_on_a_page(of_the_site: OfTheSite) -> None:
     shown = {
         name for page in DOCS.glob("**/*.md") for name in re.findall(r"^```{drawing} (\w+)$", page.read_text(), re.M)
     }
@@ -87,11 +85,11 @@ def test_the_reference_describes_what_it_names() -> None:
     assert missing == set()
 
 
-def test_no_link_of_a_page_leads_out_of_the_documentation_or_nowhere() -> None:
+def test_no_link_of_a_page_leads_out_of_the_documentation_or_nowhere(of_the_site: OfTheSite) -> None:
     assert of_the_site("links").faults(DOCS) == []
 
 
-def test_links_that_the_site_cannot_have_are_named_with_file_and_line(tmp_path: Path) -> None:
+def test_links_that_the_site_cannot_have_are_named_with_file_and_line(of_the_site: OfTheSite, tmp_path: Path) -> None:
     docs = tmp_path / "docs"
     (docs / "guides").mkdir(parents=True)
     (tmp_path / "kernels").mkdir()
