@@ -299,7 +299,7 @@ docs: $(STAMPS)/docs ## The documentation site, into build/docs: a warning is an
 	@$(in_venv) PYTHONSAFEPATH=1 sphinx-build -q -a -W --keep-going -c docs/site -d build/docs-cache docs build/docs $(ARGS)
 	@echo "open build/docs/index.html"
 
-drawings: install ## The pictures of the documentation, anew from docs/site/drawings.py
+drawings: install ## The pictures of the documentation, anew: drawings by code, charts from the tables of the benchmark pages
 	@$(in_venv) python docs/site/drawings.py
 
 architecture: ## The packages, their sizes, who imports whom, and what is against the order

@@ -7,8 +7,10 @@ import importlib
 import inspect
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
 
@@ -109,3 +111,134 @@ def test_links_that_the_site_cannot_have_are_named_with_file_and_line(of_the_sit
         "docs/index.md:5: the link to gone.png leads to no file",
         f"docs/index.md:7: the link to ../kernels/README.md {out}",
     ]
+
+
+PAGE = """# Speed
+
+| case | other |
+|---|---|
+| above | 1.0 |
+
+## One thread
+
+```sh
+# One thread of comments
+```
+
+| case | ours | its time over ours | notes |
+|---|---|---|---|
+| LSTM | 3.59, 2.94 ms | **0.81**, 1.00 | 38.8 (28 %) |
+| GRU | 1,276 us | 1.68 [1.50, 1.75] | fails |
+
+### Below
+
+| case | its time over ours | ours |
+|---|---|---|
+| CNN | -1 | |
+
+## Two threads
+
+| case | ours | ours |
+|---|---|---|
+
+## Across
+
+| case | 32, 1 | 512, 1 |
+|---|---|---|
+| ours | 40.8 | 31.9 |
+| its time over ours | 1.14 | 1.15 |
+
+## Twice
+
+| case | ours | its time over ours |
+|---|---|---|
+| LSTM | 1 | 2 |
+| LSTM | 3 | 4 |
+"""
+
+
+@pytest.fixture
+def chart(of_the_site: OfTheSite, tmp_path: Path) -> Any:
+    """A chart of the page above, which lies in `tmp_path`."""
+    charts = of_the_site("charts")
+    (tmp_path / "speed.md").write_text(PAGE)
+    series = (charts.Series("ours", "ours", "blue"), charts.Series("peer", "its time over ours", "red"))
+    return charts.Chart("Time in ms", "ms", "speed.md", "One thread", "case", series)
+
+
+def test_a_chart_has_the_numbers_of_the_table(of_the_site: OfTheSite, chart: Any, tmp_path: Path) -> None:
+    charts = of_the_site("charts")
+    assert charts.bars(chart, tmp_path) == [
+        ("LSTM", "", [charts.Bar(3.59, "3.59", "blue", None), charts.Bar(0.81, "0.81", "red", None)]),
+        ("GRU", "", [charts.Bar(1276.0, "1,276", "blue", None), charts.Bar(1.68, "1.68", "red", (1.5, 1.75))]),
+    ]
+
+
+def test_a_chart_takes_rows_parts_and_words(of_the_site: OfTheSite, chart: Any, tmp_path: Path) -> None:
+    charts = of_the_site("charts")
+    series = (charts.Series("peer", "its time over ours", "red", part=1), charts.Series("dB", "notes", "blue"))
+    chosen = replace(chart, series=series, rows={"LSTM": "the LSTM"}, aside=True, note=("ours", "ms"))
+    both = [charts.Bar(1.0, "0.81, 1.00", "red", None), charts.Bar(38.8, "38.8 (28 %)", "blue", None)]
+    assert charts.bars(chosen, tmp_path) == [("the LSTM", "3.59 ms", both)]
+    absent = replace(chart, series=series[1:], rows={"GRU": "GRU"}, absent=("fails",))
+    assert charts.bars(absent, tmp_path) == [("GRU", "", [charts.Bar(0.0, "fails", "none", None)])]
+
+
+def test_a_table_may_have_a_row_for_each_series(of_the_site: OfTheSite, chart: Any, tmp_path: Path) -> None:
+    charts = of_the_site("charts")
+    columns = {"512, 1": "512 tokens", "32, 1": "32 tokens"}
+    turned = replace(chart, heading="Across", rows=columns, across=True, note=("ours", "tokens/s"))
+    assert charts.bars(turned, tmp_path) == [
+        (
+            "512 tokens",
+            "31.9 tokens/s",
+            [charts.Bar(31.9, "31.9", "blue", None), charts.Bar(1.15, "1.15", "red", None)],
+        ),
+        ("32 tokens", "40.8 tokens/s", [charts.Bar(40.8, "40.8", "blue", None), charts.Bar(1.14, "1.14", "red", None)]),
+    ]
+
+
+def test_a_picture_changes_with_its_table(of_the_site: OfTheSite, chart: Any, tmp_path: Path) -> None:
+    charts = of_the_site("charts")
+    before = str(charts.draw(chart, tmp_path))
+    assert ">0.81<" in before
+    assert 'aria-label="Time in ms"' in before
+    (tmp_path / "speed.md").write_text(PAGE.replace("0.81", "0.82"))
+    assert str(charts.draw(chart, tmp_path)) != before
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"heading": "Gone"}, r"speed.md: no heading 'Gone'; it has \['Speed', 'One thread', 'Below', 'Two"),
+        ({"label": "model"}, r"no table has the columns \['model', 'ours', .*; those there have \[\['case', 'ours'"),
+        ({"heading": "Two threads", "series": ()}, "two columns of one name among"),
+        ({"rows": {"CNN": "CNN"}}, r"speed.md, 'One thread': no rows \['CNN'\]; it has \['LSTM', 'GRU'\]"),
+        ({"heading": "Twice"}, r"two rows of one name among \['LSTM', 'LSTM'\]"),
+        ({"heading": "Across", "across": True, "rows": {"64, 1": ""}}, r"no table has the columns .*'64, 1'"),
+        ({"heading": "Across", "across": True, "rows": {"32, 1": ""}, "note": ("2", "")}, r"no rows \['2'\]; it has"),
+        ({"note": ("notes", "dB")}, "row 'GRU', column 'notes': expected a number, from 0 on, got 'fails'"),
+        ({"heading": "Below"}, "row 'CNN', column 'ours': expected a number, from 0 on, got ''"),
+    ],
+    ids=["heading", "column", "repeated", "row", "rows", "across", "series", "words", "empty"],
+)  # fmt: skip
+def test_what_a_chart_cannot_find_is_named(
+    of_the_site: OfTheSite, chart: Any, tmp_path: Path, settings: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(ValueError, match=message):
+        of_the_site("charts").draw(replace(chart, **settings), tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("cell", "part", "message"),
+    [("-1", 0, "got '-1'"), ("0.81", 1, "expected number 2 of the cell, from 0 on, got '0.81'")],
+    ids=["negative", "part"],
+)
+def test_a_cell_without_its_number_is_named(
+    of_the_site: OfTheSite, chart: Any, tmp_path: Path, cell: str, part: int, message: str
+) -> None:
+    charts = of_the_site("charts")
+    (tmp_path / "speed.md").write_text(PAGE.replace("**0.81**, 1.00", cell))
+    peer = charts.Series("peer", "its time over ours", "red", part)
+    with pytest.raises(ValueError, match=f"row 'LSTM', column 'its time over ours': .*{message}"):
+        charts.draw(replace(chart, series=(peer,), rows={"LSTM": "LSTM"}), tmp_path)

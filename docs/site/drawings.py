@@ -1,52 +1,23 @@
 """Draws the pictures of the documentation: docs/drawings/*.svg. Run it after a change here; a test compares.
 
-Numbers are computed, by the equations of kernels/README.md or by the observers themselves.
+Numbers are computed, by the equations of kernels/README.md or by the observers themselves. The charts of the benchmark
+pages, which read their numbers from the pages' tables, are in charts.py.
 """
 
 from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import torch
 from quant.observers import make_observer
 
-from sheet import WIDTH, Sheet
+import charts
+from sheet import Sheet
 
 OUT = Path(__file__).parents[1] / "drawings"
-
-SPEEDS = (
-    ("LSTM, 2 layers of 512", 1.35, 10.8),
-    ("GRU, 2 layers of 512", 3.0, 12.0),
-    ("ResNet-18", 1.22, 7.3),
-    ("ResNet-50", 1.14, 8.7),
-    ("MobileNetV2", 1.38, 12.6),
-    ("EfficientNet-Lite0", 1.73, 12.4),
-    ("BERT-base, 4 layers", 1.13, 8.5),
-)
-"""Network, time of the fastest peer in int8 over ours, and of float: the README's table (`make bench`, one thread)."""
-
-
-def speed() -> Sheet:
-    sheet = Sheet(232, "Time of a call over Octet's: float, and the fastest other int8 library")
-    left, unit, top, step = 128.0, 16.0, 30.0, 27.0
-    sheet.area(0, 0, WIDTH, 232, fill="paper", round=8)
-    sheet.text(left - 6, 14, "time over ours", size=11, fill="soft", anchor="end")
-    sheet.area(left, 6, 9, 9, fill="line")
-    sheet.text(left + 13, 14, "float", size=11, fill="soft")
-    sheet.area(left + 52, 6, 9, 9, fill="red")
-    sheet.text(left + 65, 14, "fastest int8 peer", size=11, fill="soft")
-    for place, (network, peer, real) in enumerate(SPEEDS):
-        y = top + place * step
-        sheet.text(left - 6, y + 14, network, size=10.5, anchor="end")
-        for row, (ratio, fill) in enumerate(((real, "line"), (peer, "red"))):
-            sheet.area(left, y + 10 * row, unit * ratio, 9, fill=fill)
-            sheet.text(left + unit * ratio + 3, y + 8 + 10 * row, f"{ratio}", size=9, fill="soft")
-    bottom = top + len(SPEEDS) * step
-    sheet.line(left + unit, top - 4, left + unit, bottom, stroke="blue", width=1.5)
-    sheet.text(left + unit, bottom + 11, "ours", size=11, fill="blue", anchor="middle")
-    return sheet
 
 
 def jobs() -> Sheet:
@@ -287,7 +258,8 @@ def trouble() -> Sheet:
 
 
 DRAWINGS: dict[str, Callable[[], Sheet]] = {
-    one.__name__: one for one in (speed, jobs, numbers, ranges, saturation, plan, capture, trouble)
+    **{one.__name__: one for one in (jobs, numbers, ranges, saturation, plan, capture, trouble)},
+    **{name: partial(charts.draw, chart) for name, chart in charts.CHARTS.items()},
 }
 
 if __name__ == "__main__":
