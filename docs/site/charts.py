@@ -258,11 +258,131 @@ def _legend(chart: Chart) -> tuple[list[tuple[float, float, Series]], float]:
     return places, y + 12
 
 
+SPEED, ACCURACY, BITS = (f"docs/benchmarks/{name}.md" for name in ("speed", "accuracy", "bits"))
+TRAINING, ELSEWHERE = (f"docs/benchmarks/{name}.md" for name in ("training", "elsewhere"))
+OVER = "its time over ours"
+
+ORT, VINO, VINO4, TORCH = "red", "green", "green-fill", "line"
+"""Colours of peers, the same in each chart. Ours is blue."""
+
 CHARTS: dict[str, Chart] = {
     "speed": Chart(
         "Time of a call over Octet's: float, and the fastest other int8 library, on a CPU with VNNI",
         "time of a call over ours", "README.md", "Why not the others", "",
-        (Series("float", "float over ours", "line"), Series("fastest int8 peer", "its time over ours", "red")),
-        line="ours",
+        (Series("float", "float over ours", TORCH), Series("fastest int8 peer", OVER, "red")), line="ours",
+    ),
+    "speed_avx2": Chart(
+        "Time of a call of the fastest peer over Octet's with weights of 8 and of 7 bits, on a CPU with AVX2 alone",
+        "fastest peer's time over ours: above 1 ours is faster", SPEED, "AVX2 without VNNI", "case",
+        (Series("ours with 8 bits", OVER, "blue"), Series("ours with 7 bits", OVER, "blue-fill", part=1)), line="level",
+    ),
+    "speed_amx": Chart(
+        "Time of a call of the fastest peer over Octet's, on a CPU with AMX",
+        "fastest peer's time over ours: above 1 ours is faster", SPEED, "AMX", "case",
+        (Series("fastest peer", OVER, "blue"),), line="level",
+    ),
+    "zoo": Chart(
+        "Time of a call in float over int8, one thread: the median of the zoo, networks of timm, and the slowest",
+        "float's time over int8's: above 1 int8 is faster", SPEED, "Whole architectures", "architecture",
+        (
+            Series("Zen 5 (VNNI)", "Zen 5", "blue"), Series("Zen 3 (AVX2)", "Zen 3", "green"),
+            Series("Zen 3, over compiled float", "compiled", "green-fill"),
+        ), line="float", absent=("",),
+    ),
+    "signal": Chart(
+        "Signal to noise of static int8 outputs in dB, of six models, ours and each peer's",
+        "signal to noise in dB: more is better", ACCURACY, "Beside every peer", "model",
+        (
+            Series("ours", "static", "blue"), Series("ours, equalised", "equalised", "blue-fill"),
+            Series("ONNX Runtime", "ONNX Runtime", ORT), Series("NNCF", "NNCF", VINO),
+            Series("NNCF, SmoothQuant", "NNCF smooth", VINO4), Series("torchao", "torchao", TORCH),
+        ), absent=("", "fails"), aside=True,
+    ),
+    "outliers": Chart(
+        "Signal to noise in dB of models with outliers of activations, ours and two peers', on a CPU without VNNI",
+        "signal to noise in dB: more is better", ACCURACY, "Outliers", "model",
+        (
+            Series("ours", "static", "blue"), Series("ours, 16 bits", "16 bits in all", "blue-fill"),
+            Series("ONNX Runtime", "ONNX Runtime", ORT), Series("NNCF, SmoothQuant", "NNCF, SmoothQuant", VINO4),
+        ),
+    ),
+    "bits_lstm": Chart(
+        "Time of an LSTM with weights of 8 bits over the time with 4 bits",
+        "time of 8 bits over that of 4", BITS, "Recurrent and linear layers", "LSTM",
+        (Series("4 bits", "ratio", "blue"), Series("4 bits in groups of 64", "ratio of groups", "blue-fill")),
+        line="8 bits",
+    ),
+    "decode": Chart(
+        "Time of a decoding step of each peer over Octet's at 4 bits, and Octet's tokens a second",
+        "time over ours at 4 bits: above 1 ours is faster", BITS, "Decode", "tokens, threads",
+        (
+            Series("ONNX Runtime 4 bits", "ONNX Runtime", ORT), Series("OpenVINO int4", "OpenVINO int4", VINO4),
+            Series("OpenVINO int8", "OpenVINO int8", VINO), Series("torch bfloat16", "torch bfloat16", TORCH),
+            Series("ours, 8 bits", "ours, 8 bits", "blue"),
+        ),
+        {"2048, 1": "2,048 tokens, one thread", "2048, 2": "2,048 tokens, two threads"},
+        line="ours", note=("ours, tokens/s", "tokens/s"), across=True,
+    ),
+    "decode_modules": Chart(
+        "Time of a decoding step of each peer over Octet's at 4 bits, module by module, and Octet's tokens a second",
+        "time over ours at 4 bits: above 1 ours is faster", BITS, "Module by module", "tokens, threads",
+        (
+            Series("ONNX Runtime 4 bits", "ONNX Runtime", ORT), Series("OpenVINO int4", "OpenVINO int4", VINO4),
+            Series("OpenVINO int8", "OpenVINO int8", VINO), Series("torch bfloat16", "torch bfloat16", TORCH),
+            Series("ours, 8 bits", "ours, 8 bits", "blue"),
+        ),
+        {
+            "32, 1": "32 tokens, one thread", "512, 1": "512, one thread", "2048, 1": "2,048, one thread",
+            "32, 2": "32, two threads", "512, 2": "512, two threads", "2048, 2": "2,048, two threads",
+        }, line="ours", note=("ours, tokens/s", "tokens/s"), across=True,
+    ),
+    "decode_avx2": Chart(
+        "Tokens a second of a decoding step, ours and each peer's, on a CPU with AVX2 alone",
+        "tokens/s of 16 layers: more is better", BITS, "On AVX2", "contender",
+        (Series("tokens/s", "tokens/s of 16 layers", "blue"),),
+    ),
+    "prefill": Chart(
+        "Time of a prompt of each peer over Octet's at 4 bits in one call, and Octet's tokens a second",
+        "time over ours at 4 bits: above 1 ours is faster", BITS, "Prefill", "tokens, threads",
+        (
+            Series("ONNX Runtime 4 bits", "ONNX Runtime", ORT), Series("OpenVINO int4", "OpenVINO int4", VINO4),
+            Series("OpenVINO int8", "OpenVINO int8", VINO), Series("torch bfloat16", "torch bfloat16", TORCH),
+            Series("ours, 8 bits", "ours, 8 bits", "blue"),
+        ),
+        {"32, 2": "32 tokens", "512, 2": "512 tokens", "2048, 2": "2,048 tokens"},
+        line="ours", note=("ours, tokens/s", "tokens/s"), across=True,
+    ),
+    "prefill_amx": Chart(
+        "Tokens a second of a prompt, ours and each peer's, on a CPU with AMX",
+        "tokens/s of 16 layers: more is better", BITS, "Prefill with tiles", "tokens, threads",
+        (
+            Series("ours, 4 bits", "ours, 4 bits g64", "blue-fill"),
+            Series("ours, 8 bits", "ours, 8 bits", "blue"),
+            Series("OpenVINO int4", "OpenVINO int4", VINO4),
+            Series("OpenVINO int8", "OpenVINO int8", VINO),
+            Series("torch bfloat16", "bfloat16, torch", TORCH),
+            Series("torchao int8", "torchao int8", "soft"),
+            Series("ONNX Runtime int4", "ONNX Runtime int4", ORT),
+        ),
+        {
+            "512, 2": "512 tokens, two threads", "2048, 2": "2,048, two threads", "512, 1": "512, one thread",
+            "2048, 1": "2,048, one thread",
+        }, across=True,
+    ),
+    "calibration": Chart(
+        "Time of a forward with observers over float's, ours and torch.ao's",
+        "time over float: less is better", TRAINING, "Calibration", "model, CPU",
+        (Series("ours", "ours", "blue"), Series("torch.ao", "torch.ao", "red")), line="float",
+    ),
+    "runner": Chart(
+        "Time of a call in the runner over the time in Python, one thread, on two CPUs",
+        "time over Python's: less is better", ELSEWHERE, "The runner without Python", "model",
+        (Series("Zen 5 (VNNI)", "Zen 5, one thread", "blue"), Series("Zen 3 (AVX2)", "Zen 3, one thread", "green")),
+        line="Python",
+    ),
+    "onnx_files": Chart(
+        "Time of ONNX Runtime over ours for int8 ONNX files of other quantisers, one thread, on two CPUs",
+        "ONNX Runtime's time over ours: above 1 ours is faster", ELSEWHERE, "ONNX files of others", "file",
+        (Series("Zen 5 (VNNI)", "Zen 5, quiet", "blue"), Series("Zen 3 (AVX2)", "Zen 3", "green")), line="level",
     ),
 }  # fmt: skip

@@ -13,12 +13,12 @@ CGROUPS = Path("/sys/fs/cgroup")
 
 WITH_VNNI = (
     "this CPU has no VNNI. One that has takes a third to a quarter of the time for LSTMs, CNNs and transformers "
-    "(benchmarks/README.md, AVX2 without VNNI); here, weights of 7 bits, QConfig(weight_bits=7), take three quarters "
-    "of the time of 8 and add a third to the error"
+    "(docs/benchmarks/speed.md, AVX2 without VNNI); here, weights of 7 bits, QConfig(weight_bits=7), take three "
+    "quarters of the time of 8 and add a third to the error"
 )
 WITH_TILES = (
     "this CPU has no AMX. Its tiles take a half to a third of the time for large layers and batches "
-    "(benchmarks/README.md), and gain nothing for one row at a time"
+    "(docs/benchmarks/speed.md, AMX), and gain nothing for one row at a time"
 )
 WITH_DOT_PRODUCTS = "this CPU has no dot product of bytes (asimddp), which newer ARM cores multiply int8 with"
 
