@@ -317,10 +317,12 @@ CHARTS: dict[str, Chart] = {
         "time over ours at 4 bits: above 1 ours is faster", BITS, "Decode", "tokens, threads",
         (
             Series("ONNX Runtime 4 bits", "ONNX Runtime", ORT), Series("OpenVINO int4", "OpenVINO int4", VINO4),
-            Series("OpenVINO int8", "OpenVINO int8", VINO), Series("torch bfloat16", "torch bfloat16", TORCH),
-            Series("ours, 8 bits", "ours, 8 bits", "blue"),
+            Series("OpenVINO int8", "OpenVINO int8", VINO), Series("ours, 8 bits", "ours, 8 bits", "blue"),
         ),
-        {"2048, 1": "2,048 tokens, one thread", "2048, 2": "2,048 tokens, two threads"},
+        {
+            "32, 1": "32 tokens, one thread", "512, 1": "512, one thread", "2048, 1": "2,048, one thread",
+            "32, 2": "32, two threads", "512, 2": "512, two threads", "2048, 2": "2,048, two threads",
+        },
         line="ours", note=("ours, tokens/s", "tokens/s"), across=True,
     ),
     "decode_modules": Chart(
