@@ -84,6 +84,18 @@ def test_the_zero_point_is_removed_and_the_bias_added(backend: Backend, zero_poi
     assert torch.equal(sums, exact(x, zero_point, weight, bias))
 
 
+@pytest.mark.parametrize("n", [1, 3, 7, 16, 20, 64])
+def test_a_sum_that_a_bias_takes_out_of_int32_wraps(backend: Backend, n: int) -> None:
+    x, weight = activations(7, 40), weights(n, 40)
+    ends = torch.tensor([-(2**31), 2**31 - 1, 0], dtype=torch.int32)
+    known = x, 7, weight, ends.repeat(n)[:n].contiguous()
+    assert torch.equal(backend.linear_u8s8_s32(*known), reference.linear_u8s8_s32(*known))
+    factors = torch.full((n,), 2.0**-24)
+    assert torch.equal(backend.linear_u8s8_f32(*known, factors), reference.linear_u8s8_f32(*known, factors))
+    arguments = *known, factors, 128, 0, 255
+    assert torch.equal(backend.linear_u8s8_u8(*arguments), reference.linear_u8s8_u8(*arguments))
+
+
 def adversarial_activations(k: int) -> dict[str, Tensor]:
     column = torch.arange(k)
     return {

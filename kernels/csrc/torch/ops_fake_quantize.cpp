@@ -3,7 +3,7 @@
 #include <torch/library.h>
 
 #include "core/rows/batch_statistics.h"
-#include "core/rows/counter.h"
+#include "core/rows/wrapping.h"
 #include "core/rows/fake_quantize.h"
 #include "core/rows/moving_range.h"
 #include "core/rows/rounded_weight.h"

@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "core/rows/activation.h"
-#include "core/rows/counter.h"
+#include "core/rows/wrapping.h"
 #include "core/rows/histogram_store.h"
 #include "torch/errors.h"
 #include "torch/operands.h"

@@ -38,14 +38,19 @@ Tensor linear_dynamic_plain_op(const Tensor& x, const Tensor& q_weight, const Te
 
 struct StaticCall {
   std::shared_ptr<const PackedGemm> gemm;
-  Tensor input, bias;
+  Tensor input, bias, factors;
 };
 
 StaticCall static_call(const Tensor& q_x, const Tensor& q_weight, const OptionalTensor& q_bias,
-                       c10::string_view backend) {
+                       const OptionalTensor& multiplier, c10::string_view backend) {
+  // Before anything is packed: a weight without columns may say that it has any number of rows.
+  const bool has_rows = q_weight.dim() > 1;
+  const Tensor input = checked(q_x, at::kByte, "q_x");
+  const Tensor bias = has_rows ? vector(q_bias, q_weight.size(0), "q_bias", at::kInt) : Tensor();
+  const Tensor factors = has_rows ? vector(multiplier, q_weight.size(0), "multiplier") : Tensor();
   const auto gemm = packed(q_weight, backend);
   check_features(q_x, *gemm);
-  return {gemm, checked(q_x, at::kByte, "q_x"), vector(q_bias, gemm->n(), "q_bias", at::kInt)};
+  return {gemm, input, bias, factors};
 }
 
 Tensor run_static(const StaticCall& call, int64_t zero_point, at::ScalarType dtype, StaticOutput output,
@@ -59,16 +64,15 @@ Tensor run_static(const StaticCall& call, int64_t zero_point, at::ScalarType dty
 
 Tensor linear_u8s8_s32_op(const Tensor& q_x, int64_t zero_point, const Tensor& q_weight, const OptionalTensor& q_bias,
                           c10::string_view backend) {
-  return run_static(static_call(q_x, q_weight, q_bias, backend), zero_point, at::kInt, {},
+  return run_static(static_call(q_x, q_weight, q_bias, {}, backend), zero_point, at::kInt, {},
                     [](StaticOutput& output, const Tensor& y) { output.sums = y.mutable_data_ptr<int32_t>(); });
 }
 
 Tensor linear_u8s8_f32_op(const Tensor& q_x, int64_t zero_point, const Tensor& q_weight, const OptionalTensor& q_bias,
                           const Tensor& multiplier, c10::string_view backend) {
-  const StaticCall call = static_call(q_x, q_weight, q_bias, backend);
-  const Tensor factors = vector(multiplier, call.gemm->n(), "multiplier");
+  const StaticCall call = static_call(q_x, q_weight, q_bias, multiplier, backend);
   StaticOutput output;
-  output.multiplier = data<float>(factors);
+  output.multiplier = data<float>(call.factors);
   return run_static(call, zero_point, at::kFloat, output,
                     [](StaticOutput& out, const Tensor& y) { out.reals = y.mutable_data_ptr<float>(); });
 }
@@ -76,10 +80,9 @@ Tensor linear_u8s8_f32_op(const Tensor& q_x, int64_t zero_point, const Tensor& q
 Tensor linear_u8s8_u8_op(const Tensor& q_x, int64_t zero_point, const Tensor& q_weight, const OptionalTensor& q_bias,
                          const Tensor& multiplier, int64_t output_zero_point, int64_t quant_min, int64_t quant_max,
                          c10::string_view backend) {
-  const StaticCall call = static_call(q_x, q_weight, q_bias, backend);
-  const Tensor factors = vector(multiplier, call.gemm->n(), "multiplier");
+  const StaticCall call = static_call(q_x, q_weight, q_bias, multiplier, backend);
   StaticOutput output = translated("", [&] { return requantized_output(output_zero_point, quant_min, quant_max); });
-  output.multiplier = data<float>(factors);
+  output.multiplier = data<float>(call.factors);
   return run_static(call, zero_point, at::kByte, output,
                     [](StaticOutput& out, const Tensor& y) { out.quantized = y.mutable_data_ptr<uint8_t>(); });
 }

@@ -8,6 +8,7 @@
 #include "core/gemm/narrow_gemm.h"
 #include "core/gemm/word_rows.h"
 #include "core/gemm/workspace.h"
+#include "core/rows/wrapping.h"
 
 namespace octet {
 namespace {
@@ -213,7 +214,7 @@ Requantize requantize_of(const StaticOutput& output, int64_t n, int32_t zero_poi
                          const int32_t* bias) {
   int32_t* offset = workspace().offset.get(n + kSlack);
   float* multiplier = workspace().multiplier.get(n + kSlack);
-  for (int64_t j = 0; j < n; ++j) offset[j] = (bias ? bias[j] : 0) - zero_point * row_sums[j];
+  for (int64_t j = 0; j < n; ++j) offset[j] = wrapped_sum(bias ? bias[j] : 0, -zero_point * row_sums[j]);
   // Of positive floats the larger one has the larger bits, and integers are compared as vectors.
   int32_t most = 0;
   for (int64_t j = 0; j < n; ++j) {

@@ -19,6 +19,7 @@
 #include "core/cpu/file_buffer.h"
 #include "core/cpu/of_thread.h"
 #include "core/gemm/native_gemm.h"
+#include "core/rows/wrapping.h"
 
 namespace octet::tile {
 
@@ -155,11 +156,11 @@ struct Reals {
       float* __restrict row = out + m * ld;
       const int32_t* __restrict sum = sums + m * kColumns;
       if (columns < kColumns)
-        for (int64_t j = 0; j < columns; ++j) row[j] = static_cast<float>(sum[j] + offset[j]) * multiplier[j];
+        for (int64_t j = 0; j < columns; ++j) row[j] = static_cast<float>(wrapped_sum(sum[j], offset[j])) * multiplier[j];
       else if constexpr (kColumns <= 16)
         for (int64_t j = 0; j < kColumns; j += A::kLanes) vector(sum + j, offset + j, multiplier + j, row + j);
       else
-        for (int64_t j = 0; j < kColumns; ++j) row[j] = static_cast<float>(sum[j] + offset[j]) * multiplier[j];
+        for (int64_t j = 0; j < kColumns; ++j) row[j] = static_cast<float>(wrapped_sum(sum[j], offset[j])) * multiplier[j];
     }
   }
 

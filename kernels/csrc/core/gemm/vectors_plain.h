@@ -6,6 +6,7 @@
 #include <cstdint>
 
 #include "core/rows/requantize.h"
+#include "core/rows/wrapping.h"
 
 namespace octet {
 namespace {
@@ -38,7 +39,7 @@ struct Plain {
   static void requantize(const int32_t* sums, const int32_t* offset, const float* multiplier, const Rounding& by,
                          uint8_t* out) {
     for (int j = 0; j < Blocks * kLanes; ++j) {
-      const float real = static_cast<float>(sums[j] + offset[j]) * multiplier[j];
+      const float real = static_cast<float>(wrapped_sum(sums[j], offset[j])) * multiplier[j];
       const float q = std::nearbyint(real) + static_cast<float>(by.zero_point);
       out[j] = static_cast<uint8_t>(std::clamp(q, static_cast<float>(by.bottom), static_cast<float>(by.top)));
     }

@@ -10,7 +10,7 @@
 #include <utility>
 
 #include "core/cpu/threads.h"
-#include "core/rows/counter.h"
+#include "core/rows/wrapping.h"
 
 namespace octet {
 namespace {

@@ -4,7 +4,7 @@
 #include <cmath>
 #include <vector>
 
-#include "core/rows/counter.h"
+#include "core/rows/wrapping.h"
 
 namespace octet {
 namespace {

@@ -6,7 +6,7 @@
 #include <mutex>
 
 #include "core/cpu/threads.h"
-#include "core/rows/counter.h"
+#include "core/rows/wrapping.h"
 #include "core/rows/rows.h"
 
 namespace octet {
