@@ -268,6 +268,16 @@ def test_constants_of_a_plan_lie_on_one_device() -> None:
         assert operator([q_x(2)], [there, there], text, "")[0].equal(q_x(2))
 
 
+def test_rows_without_columns_are_counted_before_they_are_packed(extension: None) -> None:
+    for rows, fits in ((2**24, True), (2**24 + 1, False), (2**40, False)):
+        empty, x = torch.empty(rows, 0, dtype=torch.int8), torch.empty(0, 0, dtype=torch.uint8)
+        if fits:
+            assert ALL.linear_u8s8_s32(x, 0, empty, None, "").shape == (0, rows)
+            continue
+        with pytest.raises(ValueError, match=rf"q_weight has {rows} rows without columns, expected at most 16777216"):
+            ALL.linear_u8s8_s32(x, 0, empty, None, "")
+
+
 @pytest.mark.parametrize("name", ["all_finite", "route", "time_text"])
 def test_what_has_no_memory_is_not_looked_at(extension: None, name: str) -> None:
     native = torch.ops.octet_native

@@ -145,10 +145,15 @@ std::shared_ptr<const PackedGemm> find_or_pack_narrow(const at::Tensor& weight, 
 
 }  // namespace
 
+// Such a weight has no bytes, and its packed form, the sums of its rows, has four a row.
+constexpr int64_t kMostEmptyRows = 1 << 24;
+
 std::shared_ptr<const PackedGemm> packed(const at::Tensor& weight, c10::string_view backend) {
   if (weight.scalar_type() == at::kByte) return find_or_pack_narrow(weight, narrow_source(weight), {});
   TORCH_CHECK_VALUE(weight.dim() == 2 && weight.scalar_type() == at::kChar && weight.is_contiguous(),
                     "q_weight must be contiguous int8 of shape (N, K), got ", weight.scalar_type(), " ", weight.sizes());
+  TORCH_CHECK_VALUE(weight.size(1) > 0 || weight.size(0) <= kMostEmptyRows, "q_weight has ", weight.size(0),
+                    " rows without columns, expected at most ", kMostEmptyRows);
   return find_or_pack(weight, weight.const_data_ptr(), weight.size(0), weight.size(1), backend,
                       [&] { return std::span(weight.const_data_ptr<int8_t>(), weight.numel()); });
 }
