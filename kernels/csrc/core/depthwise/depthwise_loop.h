@@ -22,6 +22,7 @@
 
 #include "core/cpu/unroll.h"
 #include "core/depthwise/native_depthwise.h"
+#include "core/rows/wrapping.h"
 
 #define OCTET_UNROLL _Pragma("GCC unroll 32")
 
@@ -301,8 +302,8 @@ struct Beginning {
       Acc of_zeros{};
       for (int64_t i = b; i < columns * 4; i += 4)
         of_zeros = Vec::dot(of_zeros, Vec::dots(Acc{}), Vec::weight(packed + i * Vec::kDotBytes));
-      const Acc sum = Vec::constant(offset + b * kLanes) - of_zeros;
-      std::memcpy(sums + b * kLanes, &sum, sizeof sum);
+      std::memcpy(sums + b * kLanes, &of_zeros, sizeof of_zeros);
+      for (int lane = b * kLanes; lane < (b + 1) * kLanes; ++lane) sums[lane] = wrapped_sum(offset[lane], -sums[lane]);
     }
   }
 };

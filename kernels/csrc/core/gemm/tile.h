@@ -167,12 +167,13 @@ struct Reals {
  private:
   // A loop over so few values is unrolled by g++ 12 before it could become vectors, and computes them one by one.
   static void vector(const int32_t* sum, const int32_t* offset, const float* multiplier, float* to) {
-    typename Lanes<int32_t, A::kLanes>::Vector sums, offsets;
+    typename Lanes<uint32_t, A::kLanes>::Vector sums, offsets;  // without signs, as in wrapped_sum
     typename Lanes<float, A::kLanes>::Vector factors;
     std::memcpy(&sums, sum, sizeof sums);
     std::memcpy(&offsets, offset, sizeof offsets);
     std::memcpy(&factors, multiplier, sizeof factors);
-    const auto reals = __builtin_convertvector(sums + offsets, decltype(factors)) * factors;
+    const auto exact = __builtin_bit_cast(typename Lanes<int32_t, A::kLanes>::Vector, sums + offsets);
+    const auto reals = __builtin_convertvector(exact, decltype(factors)) * factors;
     std::memcpy(to, &reals, sizeof reals);
   }
 };
