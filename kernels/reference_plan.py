@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from quant.kernels import plan_check, plan_shapes, plan_sizes
+from quant.kernels import plan_check, plan_shapes, plan_sizes, reference
 from quant.kernels.plan_sizes import Arithmetic
 from quant.kernels.reference_indices import INDICES
 from quant.kernels.reference_layers import LAYERS, RECURRENT, OutOfTable, States, rnn_static
@@ -198,12 +198,17 @@ _WORDS = {"-": None, "True": True, "False": False}
 
 def _check_tensors(op: str, settings: Mapping[str, Any]) -> None:
     """What torch would take, or take otherwise, and the kernels do not."""
+    first: Tensor | None = None
     for name, setting in plan_check.table()[op].items():
         kind, value = setting.kind.removeprefix("$"), settings.get(name)
         for one in value if isinstance(value, tuple) else (value,):
+            if not isinstance(one, Tensor):
+                continue
             wanted = DTYPES.get(kind)
-            if isinstance(one, Tensor) and wanted is not None and one.dtype != wanted:
+            if wanted is not None and one.dtype != wanted:
                 raise ValueError(f"{name} is {one.dtype}, expected {wanted}")
+            first = one if first is None else first
+            reference.check_device(first, one, name)
     if op in plan_shapes.CHECKS:
         plan_shapes.CHECKS[op](settings)
 
