@@ -250,9 +250,10 @@ def test_a_plan_of_two_devices_is_held_to_it_line_by_line() -> None:
     line = "%2 = add q_a=%0 a_zero_point=1 a_multiplier=1.0 q_b=%1 b_zero_point=1 b_multiplier=1.0"
     with pytest.raises((ValueError, RuntimeError), match="meta"):
         ALL.run_plan([x, shape], [], text.format(f"{line} output_zero_point=1 quant_min=0 quant_max=255"), "")
+    known = [torch.zeros(256, dtype=torch.uint8)]
+    lookup = "octet-plan 1\ninputs %0\n%1 = lookup q=%0 table=$0\noutputs %1"
     with pytest.raises(ValueError, match="input is on meta and table on cpu, expected one device"):
-        known = [torch.zeros(256, dtype=torch.uint8)]
-        ALL.run_plan([shape], known, "octet-plan 1\ninputs %0\n%1 = lookup q=%0 table=$0\noutputs %1", "")
+        ALL.run_plan([shape], known, lookup, "")
     line = "%2 = matmul_f32 q_a=%0 a_zero_point=3 q_b=%1 b_zero_point=200 multiplier=0.0004"
     batch = torch.zeros(2, 3, 4, 4, dtype=torch.uint8)
     for inputs in ([batch, batch.to("meta")], [batch.to("meta"), batch]):
