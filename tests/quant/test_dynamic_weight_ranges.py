@@ -263,7 +263,7 @@ def test_rounding_by_outputs_chooses_the_ranges_of_groups_itself() -> None:
 def best_of_shares(groups: Tensor, bits: int, symmetric: bool) -> Tensor:
     """The least squared error of each group, over a fine grid of shares of its range."""
     top, errors = 2 ** (bits - 1) - 1, []
-    for share in torch.linspace(0.2, 1.0, 400):
+    for share in torch.linspace(0.2, 1.0, 120):
         if symmetric:
             scale, zero, low, high = groups.abs().amax(2) * share / top, torch.zeros(1), -top, top
         else:
