@@ -30,9 +30,11 @@ def fill_derived(model: nn.Module) -> None:
         NoValues: it has no way to.
     """
     for module in list(model.modules()):  # the outermost that can first
-        initialize = getattr(module, "initialize_weights", None)
+        if not callable(getattr(type(module), "initialize_weights", None)):  # of the class: `__getattr__` is the user's
+            continue
+        initialize: Any = module.initialize_weights
         holders = [part for part in module.modules() if _without_values(part)]
-        if holders and initialize is not None and _takes_nothing(initialize):
+        if holders and _takes_nothing(initialize):
             _initialize(module, initialize, holders)
     left = [full_name(name, key) for name, module in model.named_modules() for key in _without_values(module)]
     if left:

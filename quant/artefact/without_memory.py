@@ -42,7 +42,7 @@ def give_memory(modules: Iterable[nn.Module]) -> None:
             for key, one in list(tensors.items()):
                 if one is not None and one.is_meta and key not in but:
                     tensors[key] = real(one)
-        if isinstance(module, nn.RNNBase):
+        if isinstance(module, nn.RNNBase) and any(one is not None and one.is_meta for one in module._flat_weights):
             module._init_flat_weights()
 
 
