@@ -265,6 +265,19 @@ OVER = "its time over ours"
 ORT, VINO, VINO4, TORCH = "red", "green", "green-fill", "line"
 """Colours of peers, the same in each chart. Ours is blue."""
 
+OTHERS = (
+    Series("ONNX Runtime 4 bits", "ONNX Runtime", ORT), Series("OpenVINO int4", "OpenVINO int4", VINO4),
+    Series("OpenVINO int8", "OpenVINO int8", VINO),
+)  # fmt: skip
+BFLOAT16, OURS_8 = Series("torch bfloat16", "torch bfloat16", TORCH), Series("ours, 8 bits", "ours, 8 bits", "blue")
+"""What stands beside ours at 4 bits in the charts of language models."""
+
+DECODES = {
+    "32, 1": "32 tokens, one thread", "512, 1": "512, one thread", "2048, 1": "2,048, one thread",
+    "32, 2": "32, two threads", "512, 2": "512, two threads", "2048, 2": "2,048, two threads",
+}  # fmt: skip
+"""Tokens in the cache and threads of a step of decoding."""
+
 CHARTS: dict[str, Chart] = {
     "speed": Chart(
         "Time of a call over Octet's: float, and the fastest other int8 library, on a CPU with VNNI",
@@ -315,28 +328,15 @@ CHARTS: dict[str, Chart] = {
     "decode": Chart(
         "Time of a decoding step of each peer over Octet's at 4 bits, and Octet's tokens a second",
         "time over ours at 4 bits: above 1 ours is faster", BITS, "Decode", "tokens, threads",
-        (
-            Series("ONNX Runtime 4 bits", "ONNX Runtime", ORT), Series("OpenVINO int4", "OpenVINO int4", VINO4),
-            Series("OpenVINO int8", "OpenVINO int8", VINO), Series("ours, 8 bits", "ours, 8 bits", "blue"),
-        ),
-        {
-            "32, 1": "32 tokens, one thread", "512, 1": "512, one thread", "2048, 1": "2,048, one thread",
-            "32, 2": "32, two threads", "512, 2": "512, two threads", "2048, 2": "2,048, two threads",
-        },
+        (*OTHERS, OURS_8),
+        DECODES,
         line="ours", note=("ours, tokens/s", "tokens/s"), across=True,
     ),
     "decode_modules": Chart(
         "Time of a decoding step of each peer over Octet's at 4 bits, module by module, and Octet's tokens a second",
         "time over ours at 4 bits: above 1 ours is faster", BITS, "Module by module", "tokens, threads",
-        (
-            Series("ONNX Runtime 4 bits", "ONNX Runtime", ORT), Series("OpenVINO int4", "OpenVINO int4", VINO4),
-            Series("OpenVINO int8", "OpenVINO int8", VINO), Series("torch bfloat16", "torch bfloat16", TORCH),
-            Series("ours, 8 bits", "ours, 8 bits", "blue"),
-        ),
-        {
-            "32, 1": "32 tokens, one thread", "512, 1": "512, one thread", "2048, 1": "2,048, one thread",
-            "32, 2": "32, two threads", "512, 2": "512, two threads", "2048, 2": "2,048, two threads",
-        }, line="ours", note=("ours, tokens/s", "tokens/s"), across=True,
+        (*OTHERS, BFLOAT16, OURS_8),
+        DECODES, line="ours", note=("ours, tokens/s", "tokens/s"), across=True,
     ),
     "decode_avx2": Chart(
         "Tokens a second of a decoding step, ours and each peer's, on a CPU with AVX2 alone",
@@ -346,11 +346,7 @@ CHARTS: dict[str, Chart] = {
     "prefill": Chart(
         "Time of a prompt of each peer over Octet's at 4 bits in one call, and Octet's tokens a second",
         "time over ours at 4 bits: above 1 ours is faster", BITS, "Prefill", "tokens, threads",
-        (
-            Series("ONNX Runtime 4 bits", "ONNX Runtime", ORT), Series("OpenVINO int4", "OpenVINO int4", VINO4),
-            Series("OpenVINO int8", "OpenVINO int8", VINO), Series("torch bfloat16", "torch bfloat16", TORCH),
-            Series("ours, 8 bits", "ours, 8 bits", "blue"),
-        ),
+        (*OTHERS, BFLOAT16, OURS_8),
         {"32, 2": "32 tokens", "512, 2": "512 tokens", "2048, 2": "2,048 tokens"},
         line="ours", note=("ours, tokens/s", "tokens/s"), across=True,
     ),
