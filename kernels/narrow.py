@@ -286,14 +286,17 @@ def _in_two(u: Tensor, stored: Tensor, zero_point: Tensor | None, bits: int) -> 
 def stored_scale(scale: Tensor) -> Tensor:
     """Scales by group as they are stored: float16, or float32 where one of them is no normal float16."""
     half = scale.to(torch.float16)
-    normal = (half >= HALF_MIN) & torch.isfinite(half)
-    return half if bool(normal.all()) else scale.to(torch.float32)
+    return half if bool(_is_normal(half).all()) else scale.to(torch.float32)
 
 
 def in_half(scale: Tensor) -> Tensor:
     """Each scale by group, float32, as float16 keeps it; those that are no normal float16 as they are."""
     half = scale.to(torch.float16)
-    return torch.where((half >= HALF_MIN) & torch.isfinite(half), half.to(torch.float32), scale)
+    return torch.where(_is_normal(half), half.to(torch.float32), scale)
+
+
+def _is_normal(half: Tensor) -> Tensor:
+    return (half >= HALF_MIN) & torch.isfinite(half)
 
 
 def quantize(
