@@ -17,8 +17,8 @@ BIN := $(VENV)/bin
 STAMPS := $(VENV)/.stamps
 RESULTS := build/test-results
 CORE := build/core/liboctet_core.a
-# With the reason of every test that was skipped. Safe path: a child `python -c` would put this folder first and find
-# quant/ without its parts, which lie in other folders.
+# With the reason of every test that was skipped. Safe path: children that are `python -c` test the package that is
+# installed too, and not the one in the folder where they start.
 # A process for each core, each on one thread: two that both use all cores wait for each other. Each begins with whole
 # files, whose fixtures are made once, and takes from the other's when it is done.
 PYTEST := OMP_NUM_THREADS=1 PYTHONSAFEPATH=1 pytest -rs -n auto --dist worksteal

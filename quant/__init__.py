@@ -9,8 +9,14 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import sys
+from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
+
+if importlib.util.find_spec("quant.kernels") is None:
+    # Found in a checkout's root, where `python -m` and a Python prompt look first: the other packages lie beside this
+    # folder.
+    __path__.append(str(Path(__file__).resolve().parent.parent))
 
 from quant import kernels
 

@@ -80,3 +80,14 @@ def test_a_lower_package_brings_in_nothing_heavy(module: str) -> None:
     brought = {name.split(".")[0] for name in result.stdout.split()}
     assert not brought & {"scipy", "tqdm"}
     assert not {"torch.ao", "torch._dynamo"} & {".".join(name.split(".")[:2]) for name in result.stdout.split()}
+
+
+@pytest.mark.skipif(
+    os.environ.get("OCTET_FAST_TESTS") == "1", reason="OCTET_FAST_TESTS=1: a process that imports torch is slow"
+)
+def test_a_prompt_in_the_checkouts_root_finds_every_package() -> None:
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONSAFEPATH"}
+    code = "import quant, quant.calibrate, quant.observers; print(quant.__file__, quant.calibrate.__file__)"
+    command = [sys.executable, "-W", "error", "-c", code]
+    result = subprocess.run(command, capture_output=True, text=True, check=True, cwd=ROOT, env=environment)
+    assert result.stdout.split() == [str(ROOT / name / "__init__.py") for name in ("quant", "calibrate")]
