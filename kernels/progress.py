@@ -30,17 +30,17 @@ class Progress(Protocol):
     ) -> Any: ...
 
 
-def progress_of(what: str, *, unit: str, total: int | None, shown: bool, initial: int = 0) -> Progress:
+def progress_of(what: str | None, *, unit: str, total: int | None, shown: bool = True, initial: int = 0) -> Progress:
     """Progress of a run.
 
     Args:
-        what: is done, the first word of each line.
+        what: is done, the first words of each line; None prints nothing.
         unit: of what is counted, in the singular.
         total: how many there are; None where that is not known.
         shown: False prints nothing.
         initial: how many are done already.
     """
-    if not shown or sys.stderr is None:
+    if what is None or not shown or sys.stderr is None:
         return _Nothing()
     if not sys.stderr.isatty():
         return _Lines(what, unit, total, initial)

@@ -60,7 +60,7 @@ def fine_tune(
     steps = epochs * -(-len(images) // BATCH)
     schedule = quant.QATSchedule(p, steps, optimizer=optimizer)
     rates = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps)
-    with progress_of(progress or "", unit="batch", total=steps, shown=progress is not None) as bar:
+    with progress_of(progress, unit="batch", total=steps) as bar:
         for _ in range(epochs):
             p.train()
             for batch in torch.randperm(len(images), generator=generator).split(BATCH):

@@ -79,7 +79,7 @@ def fit(
     steps = epochs * -(-len(images) // BATCH)
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, learning_rate, total_steps=steps)
     model.train()
-    with progress_of(progress or "", unit="batch", total=steps, shown=progress is not None) as bar:
+    with progress_of(progress, unit="batch", total=steps) as bar:
         for _ in range(epochs):
             for batch in torch.randperm(len(images), generator=generator).split(BATCH):
                 mirrored = torch.rand(len(batch), generator=generator) < 0.5
@@ -98,7 +98,7 @@ def logits(model: nn.Module, images: Tensor, *, progress: str | None = None) -> 
     """What the model answers in eval mode, float32 (N, 10), computed 250 images at a time."""
     model.eval()
     batches, found = images.split(250), []
-    bar = progress_of(progress or "", unit="batch", total=len(batches), shown=progress is not None)
+    bar = progress_of(progress, unit="batch", total=len(batches))
     with torch.inference_mode(), bar:
         for batch in batches:
             found.append(model(batch))

@@ -57,12 +57,14 @@ def test_a_terminal_has_a_bar(terminal: io.StringIO, monkeypatch: pytest.MonkeyP
     assert "\x1b[3" not in said  # no colour
 
 
-@pytest.mark.parametrize("shown", [True, False])
+@pytest.mark.parametrize(
+    ("what", "shown", "silenced"), [("calibrating", False, False), (None, True, False), ("calibrating", True, True)]
+)
 def test_nothing_is_said_where_nobody_wants_or_can_read_it(
-    shown: bool, terminal: io.StringIO, monkeypatch: pytest.MonkeyPatch
+    what: str | None, shown: bool, silenced: bool, terminal: io.StringIO, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sys, "stderr", None if shown else terminal)
-    with progress_of("calibrating", unit="batch", total=2, shown=shown) as bar:
+    monkeypatch.setattr(sys, "stderr", None if silenced else terminal)
+    with progress_of(what, unit="batch", total=2, shown=shown) as bar:
         bar.update()
         bar.unpause()
         bar.set_postfix_str("word")

@@ -157,7 +157,7 @@ def predict(
     """
     result: list[Pronunciation] = [()] * len(batch)
     by_length = sorted(range(len(batch)), key=lambda i: len(batch[i]))
-    bar = progress_of(progress or "", unit="word", total=len(batch), shown=progress is not None)
+    bar = progress_of(progress, unit="word", total=len(batch))
     with torch.inference_mode(), bar:
         for start in range(0, len(by_length), batch_size):
             chosen = by_length[start : start + batch_size]

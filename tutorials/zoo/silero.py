@@ -168,7 +168,7 @@ def speech_probabilities(model: nn.Module, audio: Tensor, *, progress: str | Non
     inputs = frames(audio)
     state: State | None = None
     found = []
-    bar = progress_of(progress or "", unit="frame", total=len(inputs), shown=progress is not None)
+    bar = progress_of(progress, unit="frame", total=len(inputs))
     with torch.inference_mode(), bar:
         for frame in inputs:
             probability, state = model(frame.unsqueeze(0), state)
