@@ -264,5 +264,10 @@ def check_linear(x: Tensor, q_weight: Tensor, dtype: torch.dtype) -> None:
     columns = narrow.columns_of(q_weight)
     if x.dim() < 1 or x.shape[-1] != columns:
         raise ValueError(f"input has shape {tuple(x.shape)}, expected (..., {columns}) (in_features)")
-    if columns > MAX_K:
-        raise ValueError(f"K is {columns}; the sums of more than {MAX_K} products may overflow int32")
+    check_products(columns)
+
+
+def check_products(count: int) -> None:
+    """Raise ValueError where the sum of so many products may leave int32."""
+    if count > MAX_K:
+        raise ValueError(f"K is {count}; the sums of more than {MAX_K} products may overflow int32")

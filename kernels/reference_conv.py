@@ -6,12 +6,13 @@ integers: every sum stays far below 2**53, so convolution in float64 is exact an
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 
 import torch
 import torch.nn.functional as F
 from quant.kernels.plan_sizes import check_memory
-from quant.kernels.reference import check_bytes, requantize
+from quant.kernels.reference import check_bytes, check_products, requantize
 from torch import Tensor
 
 _CONV: dict[int, Callable[..., Tensor]] = {1: F.conv1d, 2: F.conv2d, 3: F.conv3d}
@@ -171,6 +172,7 @@ def check_conv(
         raise ValueError("stride and dilation must be positive and padding not negative")
     if 0 in weight[2:]:
         raise ValueError(f"the kernel {weight} is empty")
+    check_products(math.prod(weight[1:]))
     padded = [size + 2 * pad for size, pad in zip(input[2:], padding, strict=True)]
     if any(size - apart * (taps - 1) < 1 for size, apart, taps in zip(padded, dilation, weight[2:], strict=True)):
         raise ValueError(f"the kernel {weight} does not fit the padded input {input}")

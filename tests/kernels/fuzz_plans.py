@@ -205,19 +205,35 @@ def output_of(p: Program, outputs: int, quantized: bool) -> dict[str, Any]:
     return settings | (limits(p) if quantized else {})
 
 
+def wide_image(draws: Draws) -> list[int]:
+    """Of so many channels and pixels that transforms pay, and still few values."""
+    return [1, 32, *([1 + draws.below(2)] if draws.below(2) else []), 12 + draws.below(4), 14 + draws.below(4)]
+
+
+def padded(p: Program, q: Register, fill: int) -> Register:
+    """An image behind a pad along its spatial dimensions, as a convolution may take for its own."""
+    widths = [p.draws.choice((0, 0, 1, 2)) for _ in range(2 * (p[q].dim() - 2))]
+    p.line("pad", {"q": q, "widths": listed(widths), "mode": "constant", "fill": fill})
+    return Register(len(p.values) - 1)
+
+
 def conv(quantized: bool) -> Callable[[Program], dict[str, Any]]:
     def made(p: Program) -> dict[str, Any]:
-        q_x = p.pick(U8, IMAGES)
+        wide = p.draws.one_in(12)
+        q_x = p.new_input(p.random(U8, wide_image(p.draws))) if wide else p.pick(U8, IMAGES)
+        zero_point = byte(p.draws)
+        if p.draws.one_in(4):
+            q_x = padded(p, q_x, zero_point)
         dims, channels = p[q_x].dim() - 2, p[q_x].shape[1]
         divisors = [one for one in range(1, channels + 1) if channels % one == 0] or [1]
         groups = p.draws.choice([1, 1, *divisors, channels or 1])
         depthwise = groups == channels and p.draws.below(2)
-        outputs = channels if depthwise else groups * max(1, size(p.draws, 9))
+        outputs = channels if depthwise else groups * max(1, size(p.draws, 9)) + 32 * (wide and groups == 1)
         kernel = [p.draws.choice((1, 3, 2, 5)) for _ in range(dims)]
         weight = p.constant(integer_weight(p.draws, (max(outputs, 1), channels // groups, *kernel)))
         padding = [p.draws.choice((0, 1, 2)) for _ in range(dims)]
         stride, dilation = ([1 + p.draws.below(2) for _ in range(dims)] for _ in range(2))
-        settings = {"q_x": q_x, "zero_point": byte(p.draws), "q_weight": weight, "q_bias": None}
+        settings = {"q_x": q_x, "zero_point": zero_point, "q_weight": weight, "q_bias": None}
         settings |= {
             "stride": listed(stride),
             "padding": listed(padding),

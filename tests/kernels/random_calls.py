@@ -103,10 +103,12 @@ MULTIPLIERS = (0.002, 1.0, 0.5, 2.0**-126, 1e-38, 2.0**-31, 1e30, 3.0e38, 1.1754
 
 
 def multiplier(draws: Draws, shape: Sequence[int]) -> Tensor:
-    """float32, positive and finite: such as layers have, and extreme ones."""
+    """float32, finite: such as layers have, extreme ones, and of either sign."""
     values = torch.rand(tuple(shape), generator=draws.generator()).clamp(min=1e-6) / draws.choice((500, 2, 10**5))
     if draws.one_in(3):
         values.fill_(draws.choice(MULTIPLIERS))
+    if draws.one_in(8):
+        values *= torch.randint(0, 2, values.shape, generator=draws.generator()) * 2 - 1
     return operand(draws, values)
 
 

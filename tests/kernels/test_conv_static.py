@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from quant.kernels import reference
+from quant.kernels import reference, reference_conv
 from quant.kernels.backend import Backend
 from torch import Tensor
 
@@ -181,6 +181,16 @@ def test_sums_are_exact_where_int16_pairs_would_saturate(backend: Backend, group
         factors = torch.full((16,), 1e-4)
         u8 = backend.conv_u8s8_u8(x, 0, weight, None, *case.geometry(), factors, 99, 0, 255)
         assert torch.equal(u8.movedim(1, -1), reference.requantize(sums.movedim(1, -1), factors, 99, 0, 255))
+
+
+@pytest.mark.parametrize("groups", [1, 4, 40])
+def test_a_negative_multiplier_clamps_at_the_other_end(backend: Backend, groups: int) -> None:
+    g = torch.Generator().manual_seed(6)
+    x = torch.randint(0, 256, (2, 40, 9, 11), dtype=torch.uint8, generator=g)
+    weight = torch.randint(-127, 128, (40, 40 // groups, 3, 3), dtype=torch.int8, generator=g)
+    for factor in (-0.01, -1e5, -1e7):
+        arguments = x, 7, weight, None, [1, 1], [1, 1], [1, 1], groups, torch.full((40,), factor), 60, 0, 255
+        assert torch.equal(backend.conv_u8s8_u8(*arguments), reference_conv.conv_u8s8_u8(*arguments)), factor
 
 
 @pytest.mark.parametrize("kind", ["channels-last", "transposed", "sliced", "expanded"])

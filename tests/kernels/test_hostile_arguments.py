@@ -96,6 +96,10 @@ REFUSED = {
         ),
         "quant_min is 9, above quant_max, 8",
     ),
+    "a depthwise kernel of more products than int32 holds": (
+        conv(q_x(1, 2, 190, 190), weight(2, 1, 190, 190), [1, 1], [0, 0], [1, 1], 2),
+        "K is 36100; the sums of more than",
+    ),
     "limits of fake quantisation in another order": (
         (
             ALL.fake_quantize,

@@ -96,6 +96,12 @@ def test_a_sum_that_a_bias_takes_out_of_int32_wraps(backend: Backend, n: int) ->
     assert torch.equal(backend.linear_u8s8_u8(*arguments), reference.linear_u8s8_u8(*arguments))
 
 
+@pytest.mark.parametrize("factor", [-0.01, -1e5, -1e7, -3e38], ids=str)
+def test_a_negative_multiplier_clamps_at_the_other_end(backend: Backend, factor: float) -> None:
+    arguments = activations(7, 64), 7, weights(50, 64), None, torch.full((50,), factor), 60, 0, 255
+    assert torch.equal(backend.linear_u8s8_u8(*arguments), reference.linear_u8s8_u8(*arguments))
+
+
 def adversarial_activations(k: int) -> dict[str, Tensor]:
     column = torch.arange(k)
     return {

@@ -102,6 +102,19 @@ def test_in_one_and_three_dimensions(compiled: Backend) -> None:
             check(compiled, x, constants(*shape), program)
 
 
+@pytest.mark.parametrize("kernel", [(1, 3, 3), (1, 1, 1), (1, 2, 5), (2, 3, 3)], ids=str)
+@pytest.mark.parametrize("depth", ["0,1", "1,0", "2,3"])
+@pytest.mark.parametrize("stride", [1, 2])
+def test_of_planes_that_are_all_padding(
+    compiled: Backend, kernel: tuple[int, int, int], depth: str, stride: int
+) -> None:
+    x, inner = integers(2, 64, 3, 12, 13), f"0,{kernel[1] // 2},{kernel[2] // 2}"
+    for groups, shape in ((1, (64, 64, *kernel)), (4, (32, 16, *kernel)), (64, (64, 1, *kernel))):
+        places = f"stride={stride},1,1 padding={inner} dilation=1,1,1 groups={groups}"
+        program = text(pad(f"0,0,0,0,{depth}"), conv("%1", places))
+        check(compiled, x, constants(*shape), program)
+
+
 def pad(widths: str, out: str = "%1", q: str = "%0", fill: int = ZERO) -> str:
     return f"{out} = pad q={q} widths={widths} mode=constant fill={fill}"
 

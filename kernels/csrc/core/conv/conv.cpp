@@ -260,11 +260,8 @@ void convolve(const ConvCall& call, const std::vector<std::shared_ptr<const Pack
   });
 }
 
-// Whether the vector kernels compute it: they take the depth one plane at a time, and columns side by side.
-bool in_planes(const ConvShape& shape) {
-  return shape.kernel[0] == 1 && shape.stride[0] == 1 && shape.in[0] == shape.out[0] &&
-         shape.dilation[2] == 1;
-}
+// Whether the vector kernels compute it: they take all planes one after the other, and columns side by side.
+bool serves_rows(const ConvShape& shape) { return shape.in_planes() && shape.in[0] == shape.out[0] && shape.dilation[2] == 1; }
 
 // The rows of input that the kernel sees at once, as NativeDepthwise::row wants them, with padding around.
 class PlacedRows {
@@ -312,15 +309,13 @@ class PlacedRows {
 // Whether every sum times its multiplier fits int32, whatever the input. |sum| <= taps * 255 * 128 + |offset|.
 bool fits_int32(const Requantize& by, int64_t channels, int64_t taps) {
   int32_t low = 0, high = 0;
-  float multiplier = 0.0f;
   for (int64_t c = 0; c < channels; ++c) {
     low = std::min(low, by.offset[c]);
     high = std::max(high, by.offset[c]);
-    multiplier = std::max(multiplier, by.multiplier[c]);
   }
   const double offset = std::max(static_cast<double>(high), -static_cast<double>(low));
   // Less than the limit, for the roundings of the sum and of the product.
-  return (static_cast<double>(taps) * 255 * 128 + offset) * multiplier < 0.99 * 2147483648.0;
+  return (static_cast<double>(taps) * 255 * 128 + offset) * largest(by.multiplier, channels) < 0.99 * 2147483648.0;
 }
 
 // By vector kernels, a row of output pixels at a time.
@@ -381,6 +376,7 @@ std::vector<int8_t> kernel_rows(const int8_t* weight, int64_t n, int64_t channel
 PackedDepthwise::PackedDepthwise(const int8_t* weight, int64_t channels, const int64_t (&kernel)[3])
     : by_tap_(channels * kernel[0] * kernel[1] * kernel[2]), row_sums_(channels, 0) {
   const int64_t taps = kernel[0] * kernel[1] * kernel[2];
+  check_products(taps);
   for (int64_t c = 0; c < channels; ++c)
     for (int64_t tap = 0; tap < taps; ++tap) {
       by_tap_[tap * channels + c] = weight[c * taps + tap];
@@ -404,7 +400,7 @@ void conv_static(const ConvShape& shape, const std::vector<std::shared_ptr<const
   if (shape.pixels() == 0 || shape.out_channels == 0) return;
   const ConvCall call{shape, q_x, zero_point, bias, output};
   if (shape.depthwise()) {
-    if (layer->native() && in_planes(shape) && !output.sums) {
+    if (layer->native() && serves_rows(shape) && !output.sums) {
       const Requantize by = requantize_of(call, layer->row_sums());
       if (output.reals || fits_int32(by, shape.channels, shape.taps())) return depthwise_rows(call, *layer, by);
     }

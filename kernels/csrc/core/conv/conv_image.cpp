@@ -68,9 +68,6 @@ class Lines {
   Pieces pieces_;
 };
 
-// The kernel sees one plane of the input at once.
-bool in_planes(const ConvShape& shape) { return shape.kernel[0] == 1 && shape.padding[0] == 0; }
-
 int64_t lines_at_once(const ConvShape& shape, const Lines& lines, const PackedGemm& gemm) {
   if (gemm.n() * gemm.k() > kCachedWeight) return shape.out[1];
   return std::clamp<int64_t>(kCachedLines / (lines.bytes() * shape.stride[1]), 1, shape.out[1]);
@@ -79,7 +76,7 @@ int64_t lines_at_once(const ConvShape& shape, const Lines& lines, const PackedGe
 }  // namespace
 
 bool serves_image(const ConvCall& call, const PackedGemm& gemm) {
-  if (!adds(call) || !in_planes(call.shape) || (call.shape.dilation[2] > 1 && call.shape.channels % kPieceStep)) return false;
+  if (!adds(call) || !call.shape.in_planes() || (call.shape.dilation[2] > 1 && call.shape.channels % kPieceStep)) return false;
   return gemm.serves_image(Lines(call.shape).at(call.q_x, call.shape.out[1]));
 }
 

@@ -17,6 +17,8 @@ struct ConvShape {
   int64_t k() const { return kernel[0] * kernel[1] * row_bytes(); }
   int64_t taps() const { return kernel[0] * kernel[1] * kernel[2]; }
   int64_t pixels() const { return batch * out[0] * out[1] * out[2]; }
+  // Whether a plane of outputs is of one plane of the input alone, none of padding, and the next is `stride` planes on.
+  bool in_planes() const { return kernel[0] == 1 && padding[0] == 0 && (out[0] - 1) * stride[0] < in[0]; }
   bool depthwise() const { return groups == channels && channels == out_channels && groups > 1; }
 };
 

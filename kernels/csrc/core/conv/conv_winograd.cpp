@@ -75,7 +75,7 @@ bool PackedWinograd::serves(const ConvShape& shape) {
   if (!table || shape.groups != 1 || shape.channels % table->channels || shape.out_channels < kLeastOutputs) return false;
   for (int axis = 0; axis < 3; ++axis)
     if (shape.kernel[axis] != (axis ? 3 : 1) || shape.stride[axis] != 1 || shape.dilation[axis] != 1) return false;
-  return shape.padding[0] == 0 && tiles_of(shape) >= kTiles &&
+  return shape.in_planes() && tiles_of(shape) >= kTiles &&
          table->packed_bytes(shape.out_channels, shape.channels) <= kMostBytes;
 }
 

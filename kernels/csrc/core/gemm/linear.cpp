@@ -210,19 +210,20 @@ void add_residual(const StaticOutput& output, const uint8_t* own, int64_t first,
   element_kernels().add(output.residual->by, left ? own : other, 1, left ? other : own, 1, count, output.quantized + first);
 }
 
+float largest(const float* multiplier, int64_t n) {
+  // Without its sign the larger float has the larger bits, a NaN the largest, and integers are compared as vectors.
+  int32_t most = 0;
+  for (int64_t j = 0; j < n; ++j) most = std::max(most, __builtin_bit_cast(int32_t, multiplier[j]) & 0x7fffffff);
+  return __builtin_bit_cast(float, most);
+}
+
 Requantize requantize_of(const StaticOutput& output, int64_t n, int32_t zero_point, const int32_t* row_sums,
                          const int32_t* bias) {
   int32_t* offset = workspace().offset.get(n + kSlack);
   float* multiplier = workspace().multiplier.get(n + kSlack);
   for (int64_t j = 0; j < n; ++j) offset[j] = wrapped_sum(bias ? bias[j] : 0, -zero_point * row_sums[j]);
-  // Of positive floats the larger one has the larger bits, and integers are compared as vectors.
-  int32_t most = 0;
-  for (int64_t j = 0; j < n; ++j) {
-    multiplier[j] = output.multiplier[j];
-    most = std::max(most, __builtin_bit_cast(int32_t, output.multiplier[j]));
-  }
-  const bool shrinks = most < __builtin_bit_cast(int32_t, 1.0f);
-  return {offset, multiplier, output.zero_point, output.bottom, output.top, shrinks};
+  std::copy_n(output.multiplier, n, multiplier);
+  return {offset, multiplier, output.zero_point, output.bottom, output.top, largest(multiplier, n) < 1.0f};
 }
 
 bool outputs_are_shared(const PackedGemm& gemm, int64_t products) {

@@ -6,10 +6,14 @@
 
 namespace octet {
 
-PackedGemm::PackedGemm(const int8_t* weight, int64_t n, int64_t k) : n_(n), k_(k), row_sums_(n) {
+void check_products(int64_t k) {
   if (k > kMaxK)
     throw std::invalid_argument("K is " + std::to_string(k) + "; the sums of more than " + std::to_string(kMaxK) +
                                 " products may overflow int32");
+}
+
+PackedGemm::PackedGemm(const int8_t* weight, int64_t n, int64_t k) : n_(n), k_(k), row_sums_(n) {
+  check_products(k);
   for (int64_t j = 0; j < n; ++j) {
     int32_t sum = 0;
     for (int64_t i = 0; i < k; ++i) sum += weight[j * k + i];

@@ -18,6 +18,9 @@ namespace octet {
 // Largest K whose sums fit int32 with room for a bias of up to 2**30: (2**31 - 1 - 2**30) / (255 * 127).
 constexpr int64_t kMaxK = (2147483647LL - (1LL << 30)) / (255 * 127);
 
+// Raises std::invalid_argument where k is above kMaxK.
+void check_products(int64_t k);
+
 class PackedGemm {
  public:
   // Raises std::invalid_argument where k is above kMaxK.

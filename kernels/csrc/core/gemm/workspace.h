@@ -40,6 +40,9 @@ void add_residual(const StaticOutput& output, const uint8_t* own, int64_t first,
 // Whether threads share the outputs of a product rather than its rows, so that each weight goes to one core.
 bool outputs_are_shared(const PackedGemm& gemm, int64_t products);
 
+// The largest of the magnitudes; NaN where one is.
+float largest(const float* multiplier, int64_t n);
+
 // How `output` requantises raw sums, in arrays of the calling thread's workspace that hold until its next call.
 Requantize requantize_of(const StaticOutput& output, int64_t n, int32_t zero_point, const int32_t* row_sums,
                          const int32_t* bias);
