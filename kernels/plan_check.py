@@ -114,9 +114,10 @@ def index(word: str, mark: str) -> int:
     """
     if len(word) < 2 or word[0] != mark:
         raise ValueError(f"expected {mark}number, got '{word}'")
-    if integer(word[1:]) < 0:
+    number = integer(word[1:])
+    if word[1] == "-":
         raise ValueError(f"'{word}' is negative")
-    return int(word[1:])
+    return number
 
 
 def parts(name: str, word: str) -> list[str]:

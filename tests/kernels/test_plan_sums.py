@@ -65,6 +65,12 @@ def test_layers(compiled: Backend, layer: tuple[tuple[int, ...], dict[str, int]]
     run(compiled, inputs, weight, [conv(2, 0, **settings), f"%9 = add {names} {BY}"])
 
 
+def test_indices_are_not_added_to_bytes(compiled: Backend) -> None:
+    indices = torch.zeros(2, 21, 21, 40, dtype=torch.int64).movedim(3, 1)
+    with pytest.raises(ValueError, match="int64"):
+        run(compiled, [integers(2, 32, 21, 21), indices], (40, 32, 3, 3), [conv(2, 0), f"%9 = add q_a=%2 q_b=%1 {BY}"])
+
+
 def test_of_two_layers(compiled: Backend) -> None:
     """The second takes the sum: the first's outputs are not there before."""
     lines = [conv(2, 0), conv(3, 1), f"%9 = add q_a=%2 q_b=%3 {BY}"]

@@ -62,7 +62,7 @@ Sum sum_after(const PlanBuilder& b, const Operation& operation, const op::Conv& 
   const op::Add& add = *reader.as<op::Add>();
   const bool first = add.a == operation.out;
   const PlanView* other = b.known(first ? add.b : add.a);
-  if (!other || other->real || other->sizes != out.sizes || !other->has_strides(out.strides)) return {};
+  if (!other || other->real || other->index || other->sizes != out.sizes || !other->has_strides(out.strides)) return {};
   return {&reader, *other, {add.by, nullptr, first}};
 }
 

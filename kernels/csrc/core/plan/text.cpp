@@ -60,7 +60,7 @@ namespace {
 int64_t after_mark(const PlanLine& line, std::string_view word, char mark) {
   if (word.size() < 2 || word[0] != mark) line.fail("expected " + std::string(1, mark) + "number, got '" + std::string(word) + "'");
   const int64_t index = parse_integer(line, word.substr(1));
-  if (index < 0) line.fail("'" + std::string(word) + "' is negative");
+  if (word[1] == '-') line.fail("'" + std::string(word) + "' is negative");
   return index;
 }
 
@@ -83,7 +83,12 @@ int64_t PlanLine::integer(std::string_view name) const { return parse_integer(*t
 double PlanLine::number(std::string_view name) const { return parse_number(*this, word(name)); }
 bool PlanLine::flag(std::string_view name) const { return has(name) && word(name) == "True"; }
 int64_t PlanLine::reg(std::string_view name) const { return parse_register(*this, word(name)); }
-int64_t PlanLine::constant(std::string_view name) const { return has(name) ? after_mark(*this, word(name), '$') : -1; }
+int64_t PlanLine::constant(std::string_view name) const {
+  if (!has(name)) return -1;
+  const int64_t index = after_mark(*this, word(name), '$');
+  if (index > std::numeric_limits<int32_t>::max()) fail("there is no constant " + word(name));
+  return index;
+}
 
 std::vector<std::string> PlanLine::words(std::string_view name) const {
   std::vector<std::string> out;
