@@ -149,6 +149,10 @@ std::shared_ptr<const Plan> Model::build(const octet_tensor* inputs) {
   }
   for (size_t i = 0; i < outputs_.size(); ++i) {
     const PlanTensor& output = entry->plan->outputs()[i];
+    const std::string& declared = outputs_[i].dtype;
+    if (output.real != (declared == "float32") || output.index != (declared == "int64"))
+      throw BadInput("output '" + outputs_[i].name + "' is " + (output.real ? "float32" : output.index ? "int64" : "uint8") +
+                     ", and the file says " + declared);
     if (output.sizes.size() > OCTET_MOST_DIMENSIONS)
       throw BadInput("output '" + outputs_[i].name + "' would have " + std::to_string(output.sizes.size()) + " dimensions");
   }

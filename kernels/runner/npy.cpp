@@ -77,7 +77,8 @@ Array parse(std::vector<uint8_t> bytes) {
 
   Array array;
   array.tensor.dtype = type.dtype, array.tensor.rank = static_cast<int32_t>(sizes.size());
-  int64_t count = 1;
+  // Without values strides are of no use, and other sizes may be as large as they like.
+  int64_t count = std::find(sizes.begin(), sizes.end(), 0) == sizes.end() ? 1 : 0;
   for (size_t i = 0; i < sizes.size(); ++i) {
     const size_t d = first_fastest ? i : sizes.size() - 1 - i;
     array.tensor.sizes[d] = sizes[d], array.tensor.strides[d] = count;

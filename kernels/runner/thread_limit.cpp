@@ -33,9 +33,13 @@ thread_local int64_t limit = 0;
 #if defined(OCTET_POOL)
 thread_local bool inside = false;  // of work that is shared already
 
-struct Inside {
-  Inside() { inside = true; }
-  ~Inside() { inside = false; }  // where the system has no more threads to give, too
+class Inside {
+ public:
+  Inside() : before_(inside) { inside = true; }
+  ~Inside() { inside = before_; }
+
+ private:
+  bool before_;
 };
 
 int64_t hardware_threads() { return std::max(1u, std::thread::hardware_concurrency()); }

@@ -264,6 +264,8 @@ def test_other_kinds_of_threads(
     [output] = run_model(settings.out, path, tmp_path, inputs, 1, "--threads", "2", "--repeat", "20")
     [expected] = outputs_of(model, inputs)
     assert torch.equal(output, expected)
+    [empty] = run_model(settings.out, path, tmp_path, [image(0, 3, 96, 96)], 1, "--threads", "2")
+    assert empty.shape == (0, *expected.shape[1:])
     Library(settings.out).check_forks(path, inputs[0], expected, threads=1 if threads == "none" else 2)
     if shutil.which("ldd"):
         assert (

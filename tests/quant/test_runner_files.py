@@ -228,6 +228,17 @@ def test_a_file_that_is_not_there(runner: Path, tmp_path: Path) -> None:
     )
 
 
+@pytest.mark.parametrize("dtype", ["uint8", "int64", "bool"])
+def test_an_output_that_is_not_what_the_file_says(saved: bytes, runner: Path, tmp_path: Path, dtype: str) -> None:
+    """Who makes room by `octet_describe_output` would make too little."""
+    changed = with_document(saved, lambda document: document["outputs"][0].update(dtype=dtype))
+    (tmp_path / "bad.q8").write_bytes(changed)
+    numpy.save(tmp_path / "x.npy", image(1, 3, 32, 32).numpy())
+    done = octet_run(runner, tmp_path / "bad.q8", "--input", tmp_path / "x.npy")
+    assert done.returncode == 1
+    assert f"is float32, and the file says {dtype}" in done.stderr
+
+
 def test_a_file_without_the_part_for_the_runner(runner: Path, tmp_path: Path) -> None:
     quant.save(converted("pair"), tmp_path / "model.q8")
     done = octet_run(runner, tmp_path / "model.q8", "--describe")

@@ -34,8 +34,9 @@ void run_team(int64_t most, FunctionRef<void(int64_t, int64_t)> fn);
 // Threads worth starting for this many products; 1 inside a parallel region.
 int64_t threads_for(int64_t products);
 
-// run_threads, which one thread need not ask for.
+// run_threads, which no thread and one need not ask for.
 inline void each_thread(int64_t threads, FunctionRef<void(int64_t)> fn) {
+  if (threads < 1) return;
   if (threads == 1) return fn(0);
   run_threads(threads, fn);
 }
