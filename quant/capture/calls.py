@@ -114,6 +114,10 @@ REFLECTED: dict[Any, Callable[..., Any]] = {
 """The same for reflected methods, whose operands are swapped."""
 
 
+NAMES_OF_NUMPY = {"axis": "dim", "keepdims": "keepdim", "x": "input", "a": "input", "x1": "input", "x2": "other"}
+"""Name of an argument in NumPy, which functions of torch in C take too -> torch's own."""
+
+
 def canonical(
     function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[Kind, Any, tuple[Any, ...], dict[str, Any]]:
@@ -124,6 +128,7 @@ def canonical(
     """
     if isinstance(function, OpOverload):
         function = of_overload(function)
+    kwargs = by_torchs_names(function, kwargs)
     if isinstance(function, MethodWrapperType) and function == getattr(function.__self__, "__get__", None):
         return Kind.FUNCTION, getattr, (args[0], attribute_name(function)), {}
     if not kwargs and len(args) <= 2 and isinstance(function, Hashable):
@@ -135,6 +140,17 @@ def canonical(
     if function is getattr(Tensor, name, None) and args:
         return Kind.METHOD, name, args, kwargs
     return Kind.FUNCTION, function, args, kwargs
+
+
+def by_torchs_names(function: Callable[..., Any], kwargs: dict[str, Any]) -> dict[str, Any]:
+    """The arguments of a call of torch, those with names of NumPy by torch's own."""
+    foreign = NAMES_OF_NUMPY.keys() & kwargs.keys()
+    if not foreign or hasattr(function, "__code__"):
+        return kwargs
+    packet = getattr(torch.ops.aten, getattr(function, "__name__", ""), None)
+    schemas = [getattr(packet, name)._schema for name in packet.overloads()] if packet else []
+    foreign -= {argument.name for schema in schemas for argument in schema.arguments}
+    return {NAMES_OF_NUMPY[name] if name in foreign else name: value for name, value in kwargs.items()}
 
 
 def of_overload(function: OpOverload) -> Callable[..., Any]:

@@ -86,7 +86,7 @@ def concat_in_reals(call: PlanCall) -> Lines:
         if not isinstance(one, (Attr, Ref)):
             raise Unplanned("it joins what is no activation")
         parts.append(before(next(constants)) if isinstance(one, Attr) else call.values.tensor(one))
-    dim = integer("dim", call.setting(1, "dim", call.kwargs.get("axis", 0)))
+    dim = integer("dim", call.setting(1, "dim", 0))
     return [*lines, ("cat_f32", {"tensors": tuple(parts), "dim": dim})]
 
 
@@ -103,7 +103,7 @@ def _rescaling(registers: list[int], rescaled: dict[int, tuple[int, float, int]]
 @recognises(torch.cat, torch.concat, torch.concatenate)
 def concat(call: Call) -> Recognised:
     """`torch.cat`."""
-    return _joined(Concat(call.get(1, "dim", call.node.kwargs.get("axis", 0))), call)
+    return _joined(Concat(call.get(1, "dim", 0)), call)
 
 
 @recognises(torch.stack)

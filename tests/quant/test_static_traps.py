@@ -487,3 +487,54 @@ def test_a_channel_with_vanishing_weights_keeps_its_bias() -> None:
     x = torch.randn(4, 3, 8, 8)
     converted = static(model, x)
     assert noise(model(x), converted(x)) > 30
+
+
+class Between(nn.Module):
+    """A function between two convolutions."""
+
+    def __init__(self, function: Any) -> None:
+        super().__init__()
+        self.function = function
+        self.first, self.second = nn.Conv2d(3, 8, 3, padding=1), nn.Conv2d(8, 8, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        result: Tensor = self.second(self.function(torch.relu(self.first(x))))
+        return result
+
+
+SPELLINGS: dict[str, tuple[Any, Any]] = {
+    "mean": (
+        lambda y: y * y.mean(dim=(2, 3), keepdim=True),
+        lambda y: y * y.mean(axis=(2, 3), keepdims=True),
+    ),
+    "mean of an array": (
+        lambda y: y - torch.mean(y, dim=1, keepdim=True),
+        lambda y: y - torch.mean(a=y, axis=1, keepdims=True),
+    ),
+    "sum": (lambda y: y - y.sum(dim=1, keepdim=True), lambda y: y - y.sum(axis=1, keepdims=True)),
+    "stack": (lambda y: torch.stack([y, -y], dim=1)[:, 0], lambda y: torch.stack([y, -y], axis=1)[:, 0]),
+    "cat": (
+        lambda y: torch.cat([y[:, 4:], y[:, :4]], dim=1),
+        lambda y: torch.cat([y[:, 4:], y[:, :4]], axis=1),
+    ),
+    "chunk": (
+        lambda y: torch.stack(y.chunk(2, dim=3)).amax(0).repeat(1, 1, 1, 2),
+        lambda y: torch.stack(y.chunk(2, axis=3)).amax(0).repeat(1, 1, 1, 2),
+    ),
+    "unbind": (lambda y: torch.stack(y.unbind(dim=1), 1), lambda y: torch.stack(y.unbind(axis=1), 1)),
+    "softmax": (lambda y: y.softmax(dim=1), lambda y: y.softmax(axis=1)),
+    "two operands": (lambda y: torch.add(y, y), lambda y: torch.add(x1=y, x2=y)),
+    "names of its own": (lambda y: y + torch.cdist(y, y), lambda y: y + torch.cdist(x1=y, x2=y)),
+}
+
+
+@pytest.mark.parametrize("name", SPELLINGS)
+def test_arguments_by_the_names_of_numpy_are_the_same(name: str) -> None:
+    results = []
+    x, other = torch.randn(2, 2, 3, 8, 8, generator=torch.Generator().manual_seed(2))
+    for spelling in SPELLINGS[name]:
+        torch.manual_seed(3)
+        q = static(Between(spelling), x)
+        with torch.no_grad():
+            results.append(q(other))
+    assert torch.equal(*results)
