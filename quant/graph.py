@@ -235,24 +235,27 @@ def call_module(root: nn.Module, path: str, args: tuple[Any, ...], kwargs: dict[
     return type(root).forward(root, *args, **kwargs)
 
 
-def expected_call(graph: Graph, quantized: Container[int] = ()) -> ExpectedCall:
+def expected_call(graph: Graph, quantized: Container[int] = (), *, ranked: bool = False) -> ExpectedCall:
     """The calls that a graph stands for, by its nodes.
 
     Args:
         quantized: values that become integers, which only float32 does.
+        ranked: whether these are right for the captured numbers of dimensions alone.
     """
     nodes = [node for node in graph.nodes if node.kind is Kind.INPUT]
-    inputs = {node.index: expected_input(graph, node.index, str(node.target), quantized) for node in nodes}
+    inputs = {
+        node.index: expected_input(graph, node.index, str(node.target), quantized, ranked=ranked) for node in nodes
+    }
     return ExpectedCall(graph.path, graph.arguments, inputs, graph.writes, _written_before_guards(graph))
 
 
-def expected_input(graph: Graph, value: int, name: str, quantized: Container[int]) -> ExpectedInput:
+def expected_input(graph: Graph, value: int, name: str, quantized: Container[int], *, ranked: bool) -> ExpectedInput:
     """What is expected where a value of the graph goes in, in place of the node that gives it."""
     node = graph.nodes[value]
     if node.meta is None:
         return ExpectedInput(name, Tensor if node.number is None else node.number)
     dtype = node.meta.dtype if graph.typed or value in quantized else None
-    rank = len(node.meta.shape) if graph.ranked else None
+    rank = len(node.meta.shape) if graph.ranked or ranked else None
     return ExpectedInput(name, Tensor, dtype, rank, graph.contiguous)
 
 

@@ -74,6 +74,11 @@ class FusedGraph:
     rules: int = RULES
     as_reals: frozenset[int] = frozenset()
 
+    @property
+    def ranked(self) -> bool:
+        """Whether the steps are right for inputs of the captured numbers of dimensions alone."""
+        return any(step.integer and step.operator.needs_rank for step in self.steps)
+
     def calls_of_layer(self, step: Step) -> list[Step]:
         """The steps that share a weighted step's int8 weight, itself included: all calls of its module."""
         first = self.graph.nodes[step.nodes[0]]

@@ -38,6 +38,10 @@ class Conv(Weighted):
     groups: int = 1
     pad_before: Padding | None = None
 
+    @property
+    def needs_rank(self) -> bool:
+        return True
+
     def int8(self) -> ConvProduct:
         return ConvProduct(self.stride, self.padding, self.dilation, self.groups, pad_before=self.pad_before)
 

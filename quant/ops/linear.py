@@ -27,6 +27,10 @@ class Linear(Weighted):
     def input_channel_axis(self) -> int:
         return -1
 
+    @property
+    def needs_rank(self) -> bool:
+        return self.is_folded  # a batch norm has its channels second, which are last in two dimensions alone
+
     def int8(self) -> LinearProduct:
         return LinearProduct()
 

@@ -44,6 +44,10 @@ class Lookup(Operator):
     only_folded: bool = False
     gives_input: bool = False
 
+    @property
+    def needs_rank(self) -> bool:
+        return self.per_channel
+
     def lower(self, step: Step, context: Context) -> Kernel:
         known = context.tables.get(step.name)
         table = self.table(step, context) if known is None else known

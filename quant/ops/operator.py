@@ -42,6 +42,11 @@ class Operator:
     shares_range: ClassVar[bool] = False
     gives_reals: ClassVar[bool] = False
 
+    @property
+    def needs_rank(self) -> bool:
+        """Whether its integers are those of the call for an input of the captured number of dimensions alone."""
+        return False
+
     def lower(self, step: Step, context: Context) -> Kernel | SameCall:
         """The integer kernel's call for the step, or `SameCall` where the captured call itself works on integers.
 

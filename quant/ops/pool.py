@@ -80,11 +80,16 @@ class AdaptiveAvgPool(Operator):
 
 @dataclass(frozen=True)
 class Mean(Operator):
-    """The mean over dimensions."""
+    """The mean over dimensions; `over_all` where the call names none."""
 
     name: ClassVar[str] = "mean"
     dim: tuple[int, ...] = ()
     keepdim: bool = False
+    over_all: bool = False
+
+    @property
+    def needs_rank(self) -> bool:
+        return self.over_all
 
     def lower(self, step: Step, context: Context) -> Kernel:
         return rescaling("mean", step, context, self.dim, self.keepdim)
@@ -149,4 +154,4 @@ def mean_over(call: Call) -> Recognised:
     if call.node.kwargs.get("dtype") is not None:
         raise StaysFloat("it changes the dtype")
     dims = tuple(range(call.rank(index))) if dim is None else per_dimension(dim, 1)
-    return Recognised(Mean(dims, bool(call.get(2, "keepdim", False))), (index,))
+    return Recognised(Mean(dims, bool(call.get(2, "keepdim", False)), over_all=dim is None), (index,))

@@ -64,7 +64,9 @@ def convert_program(
     layers, sites = int8_layers(runner, ranges, backend, built, shown, key)
     note_floats(fused, shown, key.path)
     steps = fused.steps
-    assembled = assemble(fused, steps, expected_call(fused.graph, fused.slot_of), fused.graph.output, context, sites)
+    assembled = assemble(
+        fused, steps, expected_call(fused.graph, fused.slot_of, ranked=fused.ranked), fused.graph.output, context, sites
+    )
     remove_folded(fused, root, layers, sites, built.called)
     if not further:
         del root._modules[RESERVED]

@@ -57,4 +57,4 @@ def _input(fused: FusedGraph, value: int, name: str) -> ExpectedInput:
     """What is expected of a value of the graph: anything where it is no tensor."""
     if fused.graph.nodes[value].meta is None:
         return ExpectedInput(name, object)
-    return expected_input(fused.graph, value, name, fused.slot_of)
+    return expected_input(fused.graph, value, name, fused.slot_of, ranked=fused.ranked)

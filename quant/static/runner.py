@@ -81,14 +81,14 @@ class GraphRunner(Ranges, Programs):
         self.learned_weights: dict[str, QWeight] = {}
         self.on_call: Callable[[dict[int, Any]], None] | None = None
         self._device = device_of(root)
-        self.expected = expected_call(fused.graph, fused.slot_of)
+        self.expected = expected_call(fused.graph, fused.slot_of, ranked=fused.ranked)
         self._observation: Observation | None = None
         self.register_load_state_dict_post_hook(_forgive_missing_observers)  # type: ignore[no-untyped-call]
 
     def use(self, fused: FusedGraph, observers: Mapping[str, nn.Module]) -> None:
         """Run another fusion of the same graph, with an observer for each of its slots."""
         super().use(fused, observers)
-        self.expected = expected_call(fused.graph, fused.slot_of)
+        self.expected = expected_call(fused.graph, fused.slot_of, ranked=fused.ranked)
         self._observation = None
 
     def watch_columns(self, value: int, observer: nn.Module) -> None:
@@ -101,7 +101,8 @@ class GraphRunner(Ranges, Programs):
             device = fn(torch.empty(0, device=self._device)).device
             if device != self._device:
                 relocate(self.graph, self._device, device)
-                self._device, self.expected = device, expected_call(self.graph, self.fused.slot_of)
+                fused = self.fused
+                self._device, self.expected = device, expected_call(self.graph, fused.slot_of, ranked=fused.ranked)
         return self
 
     def run_program(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

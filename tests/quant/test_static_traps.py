@@ -25,6 +25,7 @@ from quant.recipe import QConfig, Recipe
 from quant.report import summary
 from quant.runtime.layers.weighted import StaticLayer
 from quant.runtime.trees import leaves
+from quant.runtime.uncaptured import UncapturedCall
 from quant.static.runner import runners
 
 RECIPE = Recipe(default=QConfig(activation_observer="minmax"))
@@ -538,3 +539,46 @@ def test_arguments_by_the_names_of_numpy_are_the_same(name: str) -> None:
         with torch.no_grad():
             results.append(q(other))
     assert torch.equal(*results)
+
+
+class Flat(nn.Module):
+    """Layers that take any leading dimensions, and something between them that means the number of dimensions."""
+
+    def __init__(self, function: Any) -> None:
+        super().__init__()
+        self.function = function
+        self.first, self.second, self.norm = nn.Linear(8, 8), nn.Linear(8, 8), nn.BatchNorm1d(8)
+        self.shift = nn.Parameter(torch.linspace(-1, 1, 8))
+        nn.init.uniform_(self.norm.running_var, 0.5, 2.0)
+
+    def forward(self, x: Tensor) -> Tensor:
+        result: Tensor = self.second(self.function(self, self.first(x)))
+        return result
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda self, y: torch.relu(y) - torch.relu(y).mean(),
+        lambda self, y: torch.relu(y) + torch.tanh(self.shift),
+        lambda self, y: torch.relu(self.norm(y)),
+    ],
+    ids=["mean of all", "a number per channel", "a batch norm"],
+)
+def test_other_numbers_of_dimensions_than_the_captured_one(function: Any) -> None:
+    torch.manual_seed(4)
+    model, x = Flat(function).eval(), torch.randn(64, 8)
+    q = static(model, x)
+    with torch.no_grad(), pytest.warns(UncapturedCall, match="was of 2 dimensions in example_inputs and is of 3 now"):
+        assert noise(model(x.view(8, 8, 8)), q(x.view(8, 8, 8))) > 35
+    with torch.no_grad():
+        assert noise(model(x[:32]), q(x[:32])) > 30
+
+
+def test_an_image_without_a_batch() -> None:
+    torch.manual_seed(5)
+    model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(8, 8, 3)).eval()
+    x = torch.randn(4, 3, 16, 16)
+    q = static(model, x)
+    with torch.no_grad(), pytest.warns(UncapturedCall, match="was of 4 dimensions in example_inputs and is of 3 now"):
+        assert noise(model(x[0]), q(x[0])) > 30
