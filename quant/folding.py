@@ -218,6 +218,24 @@ def _behind(graph: Graph, tree: Any) -> set[int]:
     return behind
 
 
+def origin(tree: Any, graph: Graph) -> str:
+    """How constants of the model, or a tree of them, follow from its parameters: the same in all programs of a module.
+
+    Tensors that are no parameters or buffers are the same where they are one object.
+    """
+    known: dict[int, int] = {}
+
+    def word(leaf: Any) -> Any:
+        if isinstance(leaf, Ref):
+            return known[leaf.index]
+        return id(leaf) if isinstance(leaf, Tensor) else leaf
+
+    for index in sorted(_behind(graph, tree)):
+        node = graph.nodes[index]
+        known[index] = hash((node.kind, repr(node.target), repr(map_leaves(word, (node.args, node.kwargs)))))
+    return repr(map_leaves(word, tree))
+
+
 def has_parameter(graph: Graph, root: nn.Module, source: Any) -> bool:
     """Whether an argument depends on a parameter: buffers alone are a filter bank or a table of positions."""
     return any(isinstance(attribute(root, path), nn.Parameter) for path in paths_behind(graph, source))

@@ -215,16 +215,15 @@ def _share(first: GraphRunner, added: GraphRunner) -> None:
         places = _places(runner.graph)
         for slot in runner.fused.slots.values():
             known.setdefault(_place(slot, places, runner.graph), runner.observer(slot.name))
-        for name, mean in runner.means.items():
-            known.setdefault(("mean", runner.graph.path, name), mean)
+        for layer, key in runner.mean_keys().items():
+            known.setdefault(("mean", runner.graph.path, layer), runner.means[key])
     places = _places(added.graph)
     for slot in added.fused.slots.values():
         observer = known.get(_place(slot, places, added.graph))
         if observer is not None:
             added.set_observer(slot.name, observer)
-    for name in added.means:
-        if ("mean", added.graph.path, name) in known:
-            added.means[name] = known["mean", added.graph.path, name]
+    for layer, key in added.mean_keys().items():
+        added.means[key] = known.get(("mean", added.graph.path, layer), added.means[key])
 
 
 def _place(slot: Slot, places: list[Any], graph: Graph) -> Any:

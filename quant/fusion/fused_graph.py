@@ -6,15 +6,18 @@ disagree. Nothing here computes.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
+from quant.folding import norm_arguments, origin
 from quant.fusion.float_values import wanted_as_reals
 from quant.graph import Graph, Kind
-from quant.ops.operator import Recurrent
+from quant.ops.operator import Recurrent, Weighted
 from quant.ops.recurrent import Cell
 from quant.ops.step import Step
 from quant.recipe import QConfig
+from quant.runtime.trees import Attr
 
 RULES = 6
 """Version of the decisions about float values, shared ranges and biases. A saved model is fused by the rules it was
@@ -80,16 +83,36 @@ class FusedGraph:
         return any(step.integer and step.operator.needs_rank for step in self.steps)
 
     def calls_of_layer(self, step: Step) -> list[Step]:
-        """The steps that share a weighted step's int8 weight, itself included: all calls of its module."""
-        first = self.graph.nodes[step.nodes[0]]
-        if first.kind is not Kind.MODULE:
+        """The steps that share a weighted step's int8 weight, itself included: all calls of its layer."""
+        weight = step.weighted.weight
+        if not isinstance(weight, Attr):
             return [step]
+        weighted = (other for other in self.steps if isinstance(other.operator, Weighted))
+        same = [one for one in weighted if isinstance(one.weighted.weight, Attr) and one.weighted.weight == weight]
+        return same if len(same) == 1 else [one for one in same if self.layer_of(one) == self.layer_of(step)]
 
-        def same(other: Step) -> bool:
-            node = self.graph.nodes[other.nodes[0]]
-            return node.kind is Kind.MODULE and node.target == first.target and other.integer
+    def layer_of(self, step: Step) -> Hashable:
+        """The int8 layer of a weighted step, the same for all its calls in all programs of a module.
 
-        return [other for other in self.steps if same(other)]
+        A module is one, by its name. So are calls of a function with the same parameter as weight, the same bias,
+        settings and operations folded in; a call whose weight is computed is one by itself.
+        """
+        node, layer = self.graph.nodes[step.nodes[0]], step.weighted
+        if node.kind is Kind.MODULE:
+            return str(node.target)
+        if not isinstance(layer.weight, Attr):
+            return step
+        numbers = origin((layer.bias, layer.affine, self._norm_of(layer)), self.graph)
+        return layer.weight.path, type(layer), repr(layer.int8()), numbers, repr(step.qconfig)
+
+    def _norm_of(self, layer: Weighted) -> tuple[Any, ...]:
+        """The batch norm that is folded into a layer: a module's name, or what a call of F.batch_norm is given."""
+        if layer.batch_norm is None:
+            return ()
+        node = self.graph.nodes[layer.batch_norm]
+        if node.kind is Kind.MODULE:
+            return (node.target,)
+        return node.owner, node.frozen, {**norm_arguments(node), "input": None}
 
     def emits_integers(self, step: Step) -> bool:
         """Whether the step's output is uint8. An integer step that only float steps read gives float32 directly.

@@ -7,7 +7,7 @@ there training moves both as any others.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Hashable, Iterable, Iterator
 from typing import Any
 
 import torch
@@ -56,7 +56,7 @@ def start_from_learned(runners: Iterable[GraphRunner]) -> Iterator[tuple[GraphRu
 
 def _shared(runners: list[GraphRunner]) -> set[int]:
     """The ids of weights that several layers read, or that one layer has several learned integers for."""
-    readers: dict[int, set[int | str]] = {}
+    readers: dict[int, set[Hashable]] = {}
     integers: dict[int, Tensor] = {}
     unlike: set[int] = set()
     for runner in runners:
@@ -70,7 +70,7 @@ def _shared(runners: list[GraphRunner]) -> set[int]:
             if weight is None:
                 continue
             if runner.graph.nodes[step.nodes[0]].kind is not Kind.MODULE:
-                readers.setdefault(id(weight), set()).add(step.name)
+                readers.setdefault(id(weight), set()).add((id(runner.root), runner.fused.layer_of(step)))
             learned = runner.learned_weights.get(step.name)
             if learned is not None and not torch.equal(
                 integers.setdefault(id(weight), learned.q_weight), learned.q_weight

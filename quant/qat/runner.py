@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from dataclasses import replace
 from typing import Any
 
@@ -78,6 +78,7 @@ class TrainingRunner(GraphRunner):
         self._first: tuple[GraphRunner, ...] = (self,)
         self._untrained: bool | None = None
         weighted = [step for step in fused.steps if isinstance(step.operator, Weighted)]
+        self._keys = {step.nodes[0]: weight_key(step, fused) for step in weighted}
         self._inputs = {step.output: [call.inputs[0] for call in fused.calls_of_layer(step)] for step in weighted}
         self._bare = {step.output: replace(step, operator=replace(step.weighted, batch_norm=None)) for step in weighted}
 
@@ -115,9 +116,12 @@ class TrainingRunner(GraphRunner):
         self._first = (first,)
         for name in ("rounding", "norms_frozen"):
             self.switch(name, first.is_on(name))
-        for key in self.weights:
-            if key in first.weights:
-                self.weights[key] = first.weights[key]
+        known: dict[Hashable, nn.Module] = {}
+        for program in first.programs():
+            assert isinstance(program, TrainingRunner)
+            known |= {layer: program.weights[key] for layer, key in program._learned_layers().items()}
+        for layer, key in self._learned_layers().items():
+            self.weights[key] = known.get(layer, self.weights[key])
         shared = set(first.observers.values())
         model = next((one for one in first.observers.values() if isinstance(one, FakeQuantizeBase)), None)
         for one in self.observers.values():
@@ -302,7 +306,13 @@ class TrainingRunner(GraphRunner):
 
     def weight_quantizer(self, step: Step) -> Any:
         """The fake quantiser that learns the scale of a weighted step; None where none does."""
-        return self.weights._modules.get(weight_key(step, self.fused)) if len(self.weights) else None
+        return self.weights._modules.get(self._keys[step.nodes[0]]) if len(self.weights) else None
+
+    def _learned_layers(self) -> dict[Hashable, str]:
+        """The layers whose weight's scale is learned, and their keys in `weights`."""
+        keys = {self.fused.layer_of(step): self._keys[step.nodes[0]] for step in self.fused.steps
+                if isinstance(step.operator, Weighted)}  # fmt: skip
+        return {layer: key for layer, key in keys.items() if key in self.weights}
 
     def _channels(self, step: Step) -> int:
         return step.weighted.output_first(self._unfolded(step)[0]).shape[0]

@@ -22,7 +22,6 @@ from quant.calibrate import CalibrationWarning, DataError
 from quant.calibrate.batches import Caller, check_batches, count_samples
 from quant.calibrate.checkpoint import check_folder
 from quant.calibrate.driver import Forward, evaluating
-from quant.graph import Kind
 from quant.kernels.progress import progress_of
 from quant.ops.operator import Weighted
 from quant.ops.step import Step
@@ -274,11 +273,10 @@ class _Learning:
     def _take(self, runner: GraphRunner, step: Step, weight: QWeight) -> None:
         """Give a layer its weight, in every program of the module that calls it."""
         runner.learned_weights[step.name] = weight
-        node = runner.graph.nodes[step.nodes[0]]
+        layer = runner.fused.layer_of(step)
         for other in runner.programs():
             for one in other.fused.steps if other is not runner else ():
-                theirs = other.graph.nodes[one.nodes[0]]
-                if node.kind is Kind.MODULE is theirs.kind and theirs.target == node.target and one.integer:
+                if isinstance(one.operator, Weighted) and other.fused.layer_of(one) == layer:
                     other.learned_weights[one.name] = weight
 
     def _note(self, name: str, step: Step, numbers: list[float], seconds: float) -> None:

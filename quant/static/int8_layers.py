@@ -22,7 +22,6 @@ from quant.runtime.layers.static_module import StaticQuantModule
 from quant.runtime.layers.weighted import StaticLayer
 from quant.runtime.names import attribute, child_name, full_name
 from quant.runtime.programs import RESERVED
-from quant.runtime.trees import Attr
 from quant.static.assembly import Site
 from quant.static.int8_recurrent import static_recurrent
 from quant.static.native import Unscheduled
@@ -45,7 +44,7 @@ class Built:
     Attributes:
         originals: by program and name within its module.
         layers: int8 ones by what they were built of.
-        smallest: the smallest scale among a weighted module's inputs, by its id, over all units.
+        smallest: the smallest scale among a layer's inputs, by its identity (`_layer`), over all units.
         folded: the gain and shift folded into a step, by the step's identity.
         called: the modules that some unit calls, other than as what is folded into a weight.
         unscheduled: the programs up to now.
@@ -69,24 +68,29 @@ class Built:
                 if step.integer:
                     self.folded[id(step)] = [_called(runner, index) for index in step.nodes[1:]]
                 node = runner.graph.nodes[step.nodes[0]]
-                if not step.integer or node.kind is not Kind.MODULE:
-                    continue
-                module = self.originals[program, node.target] = attribute(runner.root, node.target)
+                if step.integer and node.kind is Kind.MODULE:
+                    self.originals[program, node.target] = attribute(runner.root, node.target)
                 if isinstance(step.operator, Weighted):
-                    scale = ranges[program][runner.fused.slot_of[step.inputs[0]]].scale
-                    self.smallest[id(module)] = torch.minimum(scale, self.smallest.get(id(module), scale))
+                    layer, scale = _layer(step, runner), ranges[program][runner.fused.slot_of[step.inputs[0]]].scale
+                    self.smallest[layer] = torch.minimum(scale, self.smallest.get(layer, scale))
 
     def identity(self, step: Step, runner: GraphRunner, original: nn.Module | None) -> int:
         """The identity of a step's int8 layer, the same in all programs of a module.
 
         Two captured units may call one module, with its batch norm folded in one of them only: two weights then.
         """
+        if original is None:
+            return _layer(step, runner)
         folded = repr(self.folded[id(step)] if step.weighted.is_folded else None)
-        if original is not None:
-            return hash((id(original), folded, step.reads_two_bytes))
-        weight, kind = step.weighted.weight, type(step.operator)
-        own = weight.path if isinstance(weight, Attr) else id(step)
-        return hash((id(runner.root), own, repr(step.weighted.bias), folded, kind, repr(step.weighted.int8())))
+        return hash((id(original), folded, step.reads_two_bytes))
+
+
+def _layer(step: Step, runner: GraphRunner) -> int:
+    """The identity of a weighted step's layer, the same in all units that call it: its module, or its calls."""
+    node = runner.graph.nodes[step.nodes[0]]
+    if node.kind is Kind.MODULE:
+        return id(attribute(runner.root, node.target))
+    return hash((id(runner.root), runner.fused.layer_of(step)))
 
 
 def _called(runner: GraphRunner, index: int) -> Any:
@@ -150,7 +154,7 @@ def int8_layers(
         key = LayerKey(node.target) if is_module else LayerKey(child_name(step.name), functional=True)
         original = built.originals[program, key.name] if is_module else None
         x = ranges[fused.slot_of[step.inputs[0]]]
-        layer = layers[key] = _weighted_layer(step, runner, original, x, backend, built)
+        layer = layers[key] = _weighted_layer(step, runner, original, backend, built)
         y = _output_range(step, fused, ranges)
         sites[step.output] = Site(key, layer.add_site(x, y, step.weighted.clamp))
         if not key.name:
@@ -163,7 +167,7 @@ def int8_layers(
 
 
 def _weighted_layer(
-    step: Step, runner: GraphRunner, original: nn.Module | None, x: QParams, backend: str | None, built: Built
+    step: Step, runner: GraphRunner, original: nn.Module | None, backend: str | None, built: Built
 ) -> StaticLayer:
     """The int8 layer of a step's module `original`, or of a functional call, which has none."""
     # Two captured units may call one module, with its batch norm folded in one of them only: two weights then.
@@ -171,9 +175,9 @@ def _weighted_layer(
     if identity not in built.layers:
         weight, fold = runner.int8_weights.get(step.name), None
         if weight is None:
-            smallest = x.scale if original is None else built.smallest[id(original)]
             weight = runner.learned_weights.get(step.name)
             known = (runner.learned(step), runner.mean(step))
+            smallest = built.smallest[_layer(step, runner)]
             weight = weight or quantized(step, runner.graph, runner.root, smallest, *known)
             assert step.qconfig is not None
             stored = step.weighted.int8().stored(weight.q_weight, step.qconfig.weight_bits)

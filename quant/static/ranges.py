@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -104,6 +104,11 @@ class Ranges(nn.Module):
     def settled(self) -> AbstractContextManager[None]:
         """A context for reading many ranges, in which nothing is observed."""
         return self._agreement.settled()
+
+    def mean_keys(self) -> dict[Hashable, str]:
+        """The keys in `means`, by the layer whose input it is."""
+        weighted = (step for step in self.fused.steps if isinstance(step.operator, Weighted))
+        return {self.fused.layer_of(step): key_of(step.name) for step in weighted if key_of(step.name) in self.means}
 
     def mean(self, step: Step) -> Tensor | None:
         """The mean per channel of a weighted step's input; None where its bias is not corrected."""

@@ -1,9 +1,10 @@
-"""A layer that several captured units call: each call has its own input scale, or the layer is no static one."""
+"""A layer that is called at several places: each call has its own input scale, or the layer is no static one."""
 
 from __future__ import annotations
 
 import math
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -150,3 +151,154 @@ def test_a_layer_whose_weight_and_bias_are_read_beside_it_keeps_them(rules: dict
     assert 10 * math.log10(float(expected.square().mean()) / error) > 30
     quant.save(q, tmp_path / "model.octet")
     assert torch.equal(quant.load(tmp_path / "model.octet", model=ReadBeside())(batches[0]), q(batches[0]))
+
+
+class Called(nn.Module):
+    """Calls one layer with inputs of two kinds, as a module or by a function: in one forward, or in two."""
+
+    def __init__(self, kind: type[nn.Module], by: str) -> None:
+        super().__init__()
+        self.layer = nn.Linear(6, 8) if kind is nn.Linear else nn.Conv2d(6, 8, 3)
+        self.out, self.by = nn.Linear(8, 4) if kind is nn.Linear else nn.Conv2d(8, 4, 1), by
+
+    def call(self, x: Tensor) -> Tensor:
+        if self.by == "module":
+            y: Tensor = self.layer(x)
+            return y
+        function: Any = F.linear if isinstance(self.layer, nn.Linear) else F.conv2d
+        called: Tensor = function(x, self.layer.weight, self.layer.bias)
+        return called
+
+
+class InOneForward(Called):
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        out: Tensor = self.out(torch.cat([self.call(x), self.call(y)]))
+        return out
+
+
+class InTwoForwards(Called):
+    def forward(self, x: Tensor, moved: bool = False) -> Tensor:
+        out: Tensor = self.out(self.call(torch.tanh(x) * 3 - 5 if moved else x))
+        return out
+
+
+MAKERS = (InOneForward, InTwoForwards)
+BITS = quant.Recipe(default=QConfig(weight_bits=4))
+
+
+def called(make: type[Called], kind: type[nn.Module], by: str, size: float = 1.0) -> tuple[Called, list[Any]]:
+    """A model, and batches of both kinds of calls."""
+    torch.manual_seed(0)
+    model, batches = make(kind, by), list[Any]()
+    for _ in range(8):
+        x, y = (torch.randn(8, 6) if kind is nn.Linear else torch.randn(4, 6, 7, 7) for _ in range(2))
+        both = make is InOneForward
+        batches += [{"x": x * 0.3 + 2, "y": (y * 0.3 - 2) * size}] if both else [{"x": x + 2}, {"x": y, "moved": True}]
+    return model, batches
+
+
+def post_training(model: Called, batches: list[Any], rounding: str) -> tuple[nn.Module, nn.Module]:
+    prepared = quant.prepare(model.eval(), batches[0], BITS, examples=batches[1:2])
+    quant.calibrate.run(prepared, batches, progress=False)
+    if rounding != "nearest":
+        quant.learn_rounding(prepared, batches, rounding, steps=20, progress=False)
+    return prepared, quant.convert(prepared)
+
+
+def trained(model: Called, batches: list[Any], observer: str) -> tuple[nn.Module, nn.Module]:
+    recipe = quant.Recipe(default=QConfig(weight_bits=4, weight_observer=observer))
+    prepared = quant.prepare_qat(model, batches[0], recipe, examples=batches[1:2]).train()
+    optimizer = torch.optim.SGD(prepared.parameters(), 0.01)
+    for batch in batches:
+        optimizer.zero_grad()
+        (prepared(**batch) - 1).square().mean().backward()
+        optimizer.step()
+    return prepared.eval(), quant.convert(prepared)
+
+
+HOW = {
+    **{one: (post_training, one) for one in ("nearest", "gptq", "adaround")},
+    **{one: (trained, one) for one in ("minmax", "lsq")},
+}
+
+
+@pytest.mark.filterwarnings("ignore::quant.types.CalibrationWarning")
+@pytest.mark.parametrize("how", HOW)
+@pytest.mark.parametrize("kind", [nn.Linear, nn.Conv2d])
+@pytest.mark.parametrize("make", MAKERS)
+def test_calls_of_a_function_with_one_weight_are_those_of_a_module(
+    make: type[Called], kind: type[nn.Module], how: str, tmp_path: Path
+) -> None:
+    convert, setting = HOW[how]
+    outputs = []
+    for by in ("module", "function"):
+        model, batches = called(make, kind, by)
+        prepared, q = convert(model, batches, setting)
+        agreement = parity(prepared, q, batches)
+        assert agreement.holds, agreement
+        assert agreement.unequal == 0.0
+        assert len({id(one) for one in q.modules() if isinstance(one, StaticLayer)}) == 2
+        quant.save(q, tmp_path / by)
+        loaded = quant.load(tmp_path / by, model=called(make, kind, by)[0], example_inputs=batches[0])
+        outputs.append([q(**batch) for batch in batches])
+        assert all(torch.equal(loaded(**batch), y) for batch, y in zip(batches, outputs[-1], strict=True))
+    assert all(torch.equal(one, other) for one, other in zip(*outputs, strict=True))
+
+
+def test_a_bias_fits_the_quietest_input_of_a_function() -> None:
+    model, batches = called(InOneForward, nn.Linear, "function", size=1e-5)
+    q = quant.quantize_static(model.eval(), batches, progress=False, smooth=False)
+    with torch.no_grad():
+        expected, got = model(**batches[0])[8:], q(**batches[0])[8:]
+    assert error(expected, got) < 0.02
+
+
+class Product(nn.Module):
+    def __init__(self, weight: nn.Parameter) -> None:
+        super().__init__()
+        self.weight = weight
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.linear(x, self.weight)
+
+
+class Unlike(nn.Module):
+    """Two calls with one weight, with other numbers folded in, or by owners that may have settings of their own."""
+
+    def __init__(self, form: str) -> None:
+        super().__init__()
+        weight = nn.Parameter(torch.randn(8, 6))
+        self.one, self.other, self.form = Product(weight), Product(weight), form
+        self.register_buffer("mean", torch.randn(8))
+        self.register_buffer("small", torch.rand(8) + 0.1)
+        self.register_buffer("large", torch.rand(8) + 5.0)
+        self.out = nn.Linear(8, 4)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        weight = self.one.weight
+        if self.form == "factors":
+            return self.out(F.linear(x, weight) * self.small), self.out(F.linear(x, weight) * self.large)
+        if self.form == "norms":
+            one = F.batch_norm(F.linear(x, weight), self.mean, self.small)  # type: ignore[arg-type]
+            other = F.batch_norm(F.linear(x, weight), self.mean, self.large)  # type: ignore[arg-type]
+            return self.out(one), self.out(other)
+        return self.out(self.one(x)), self.out(self.other(x))
+
+
+RULES = {"16 bits": {"other": QConfig(activation_bits=16)}, "4 bits": {"other": QConfig(weight_bits=4)}}
+
+
+@pytest.mark.parametrize("form", ["factors", "norms", *RULES])
+def test_calls_of_one_weight_with_other_folds_or_settings_are_layers_of_their_own(form: str) -> None:
+    torch.manual_seed(0)
+    model, x = Unlike(form).eval(), torch.randn(64, 6)
+    prepared = quant.prepare(model, x, quant.Recipe(RULES.get(form, {})))
+    prepared(x)
+    q = quant.convert(prepared)
+    agreement = parity(prepared, q, [x])
+    assert agreement.holds, agreement
+    with torch.no_grad():
+        (one, other), (own, rounded) = model(x), q(x)
+    assert error(one, own) < 0.03
+    assert error(other, rounded) < (0.2 if form == "4 bits" else 0.03)
+    assert sum(isinstance(layer, StaticLayer) for layer in q.modules()) == 3
