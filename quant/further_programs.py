@@ -30,6 +30,7 @@ from quant.runtime.arguments import Arguments, copied, copied_together, share_me
 from quant.runtime.as_forward import as_forward
 from quant.runtime.names import full_name
 from quant.runtime.programs import RESERVED
+from quant.runtime.trees import Attr, leaves
 from quant.shared import add_shared
 from quant.static.examples import encode
 from quant.static.runner import GraphRunner, runners
@@ -232,14 +233,17 @@ def _place(slot: Slot, places: list[Any], graph: Graph) -> Any:
 
 
 def _places(graph: Graph) -> list[Any]:
-    """For each node, a key of its place in all programs of a module: the caller, the callee, and the call's number."""
+    """For each node, a key of its place in all programs of a module: the caller, the callee, what the call reads of the
+    model, and how many like it came before.
+    """
     counts: Counter[Any] = Counter()
     places = []
     for node in graph.nodes:
         what = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
         # By full names, so that a part's program and those of the module around it have the same places.
         what = full_name(graph.path, what) if node.kind is Kind.MODULE else what
-        key = (node.kind, full_name(graph.path, node.owner), what)
+        read = [full_name(graph.path, one.path) for one in leaves((node.args, node.kwargs)) if isinstance(one, Attr)]
+        key = (node.kind, full_name(graph.path, node.owner), what, *read)
         places.append((*key, counts[key]))
         counts[key] += 1
     return places

@@ -454,3 +454,48 @@ def test_a_forward_that_goes_through_its_children_sees_the_users_alone(make: Cal
     with ThreadPoolExecutor(4) as pool:
         assert all(torch.equal(y, one) for one in pool.map(q, [x] * 16))
     assert RESERVED in q._modules
+
+
+class Colours(nn.Module):
+    """Takes images of three channels and of one, by a layer for each."""
+
+    def __init__(self, by: str) -> None:
+        super().__init__()
+        self.rgb, self.gray, self.last, self.by = nn.Conv2d(3, 8, 3), nn.Conv2d(1, 8, 3), nn.Conv2d(8, 4, 1), by
+        with torch.no_grad():
+            self.gray.weight.mul_(40.0)
+
+    def forward(self, x: Tensor, gray: bool = False) -> Tensor:
+        layer: Any = self.gray if gray else self.rgb
+        y = layer(x) if self.by == "module" else F.conv2d(x, layer.weight, layer.bias)
+        return self.last(y * 2 if gray else y)
+
+
+COLOURS = [{"x": torch.randn(2, 3, 9, 9)}, {"x": torch.randn(2, 1, 9, 9), "gray": True}]
+
+
+@pytest.mark.filterwarnings("ignore::quant.types.CalibrationWarning")
+@pytest.mark.parametrize("how", ["minmax", "lsq", "nearest", "gptq"])
+def test_functions_with_other_weights_at_the_same_place_are_as_modules(how: str, tmp_path: Path) -> None:
+    outputs = []
+    for by in ("module", "function"):
+        torch.manual_seed(0)
+        model = Colours(by).eval()
+        recipe = quant.Recipe(default=quant.QConfig(weight_bits=4, weight_observer="lsq" if how == "lsq" else "minmax"))
+        if how in ("minmax", "lsq"):
+            prepared = quant.prepare_qat(model, COLOURS[0], recipe, examples=COLOURS[1:])
+            for batch in COLOURS * 4:
+                prepared.train()(**batch).square().mean().backward()
+        else:
+            prepared = quant.prepare(model, COLOURS[0], recipe, examples=COLOURS[1:])
+            quant.calibrate.run(prepared, COLOURS * 4, progress=False)
+            if how == "gptq":
+                quant.learn_rounding(prepared, COLOURS * 16, "gptq", progress=False)
+        q = quant.convert(prepared.eval())
+        agreement = quant.parity(prepared, q, COLOURS)
+        assert agreement.holds, agreement
+        quant.save(q, tmp_path / by)
+        loaded = quant.load(tmp_path / by, model=Colours(by), example_inputs=COLOURS[0])
+        outputs.append([q(**batch) for batch in COLOURS])
+        assert all(torch.equal(loaded(**one), y) for one, y in zip(COLOURS, outputs[-1], strict=True))
+    assert all(torch.equal(one, other) for one, other in zip(*outputs, strict=True))
