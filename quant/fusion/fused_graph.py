@@ -89,7 +89,10 @@ class FusedGraph:
             return [step]
         weighted = (other for other in self.steps if isinstance(other.operator, Weighted))
         same = [one for one in weighted if isinstance(one.weighted.weight, Attr) and one.weighted.weight == weight]
-        return same if len(same) == 1 else [one for one in same if self.layer_of(one) == self.layer_of(step)]
+        if len(same) == 1:
+            return same
+        layer = self.layer_of(step)
+        return [one for one in same if self.layer_of(one) == layer]
 
     def layer_of(self, step: Step) -> Hashable:
         """The int8 layer of a weighted step, the same for all its calls in all programs of a module.
