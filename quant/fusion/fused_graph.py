@@ -117,6 +117,16 @@ class FusedGraph:
             return (node.target,)
         return node.owner, node.frozen, {**norm_arguments(node), "input": None}
 
+    def slots_of_other_calls(self) -> dict[str, set[str]]:
+        """For each slot that a layer is called with: the slots that the same layer is called with elsewhere."""
+        others: dict[str, set[str]] = {}
+        for step in self.steps:
+            if isinstance(step.operator, Weighted) and step.integer:
+                slots = {self.slot_of[call.inputs[0]] for call in self.calls_of_layer(step)}
+                own = self.slot_of[step.inputs[0]]
+                others.setdefault(own, set()).update(slots - {own})
+        return others
+
     def emits_integers(self, step: Step) -> bool:
         """Whether the step's output is uint8. An integer step that only float steps read gives float32 directly.
 

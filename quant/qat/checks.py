@@ -7,6 +7,7 @@ import warnings
 import torch
 from torch import nn
 
+from quant.kernels.scheme import SCALE_MIN
 from quant.observers import NoDataSeen
 from quant.qat.runner import TrainingRunner
 from quant.qat.switches import fake_quantizers
@@ -89,7 +90,8 @@ def check_trained(prepared: nn.Module) -> None:
 
 def _collapsed(runner: TrainingRunner, slot: str) -> bool:
     try:
-        return bool(runner.observer(slot).collapsed)
+        # A layer that other calls have shown values to has their range here, and a bias.
+        return bool(runner.observer(slot).collapsed) and float(runner.qparams(slot).scale.max()) <= SCALE_MIN
     except NoDataSeen:
         return False
 

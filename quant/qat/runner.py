@@ -14,6 +14,7 @@ from quant.folding import is_own_norm, norm_of
 from quant.fusion.fused_graph import FusedGraph
 from quant.fusion.last_readers import last_readers
 from quant.graph import Kind, Node, arguments_of, evaluate
+from quant.kernels.scheme import SCALE_MIN
 from quant.observers.fake_quantize import NO_CLAMP, FakeQuantize, FakeQuantizeBase
 from quant.ops.operator import Clampable, Weighted
 from quant.ops.recurrent import Cell
@@ -252,7 +253,7 @@ class TrainingRunner(GraphRunner):
         if not by_batch:
             weight, bias = folded(step, self.graph, self.root)
             weight, scale = self._rounded(step, weight, bias)
-            bias = rounded_bias(bias, self._scale(step.inputs[0]) * scale)
+            bias = rounded_bias(bias, self._scale_of_call(step) * scale)
             return step.weighted.product(x, weight, bias)
         gain = batch_norm.folding_gain(norm)
         weight, own_bias = self._unfolded(step)
@@ -295,8 +296,20 @@ class TrainingRunner(GraphRunner):
 
     def _smallest(self, step: Step) -> Tensor:
         scales = [self._scale(value) for value in self._inputs[step.output]]
-        known = scales[0] if len(scales) == 1 else torch.stack(scales)
-        return torch.where(torch.isfinite(known), known, torch.inf).amin()
+        if len(scales) == 1:
+            return torch.where(torch.isfinite(scales[0]), scales[0], torch.inf)
+        known = torch.stack(scales)
+        counts = torch.isfinite(known) & ((known > SCALE_MIN) | (known <= SCALE_MIN).all())  # as `Ranges.qparams`
+        return torch.where(counts, known, torch.inf).amin()
+
+    def _scale_of_call(self, step: Step) -> Tensor:
+        """The scale of a weighted step's input; where that was always zero, as `Ranges.qparams` chooses it, and 1 while
+        no other call has one."""
+        own = self._scale(step.inputs[0])
+        if len(self._inputs[step.output]) == 1:
+            return own
+        smallest = self._smallest(step)
+        return torch.where(own > SCALE_MIN, own, torch.where(torch.isfinite(smallest), smallest, 1.0))
 
     def _scale(self, value: int) -> Tensor:
         """The scale of a value that has a range, float32 (); NaN where another call of the layer comes later."""

@@ -13,6 +13,7 @@ from quant.folding import parameter
 from quant.fusion.fused_graph import FusedGraph
 from quant.graph import Graph
 from quant.kernels import QParams
+from quant.kernels.scheme import SCALE_MIN
 from quant.observers import ChannelMean, Observer
 from quant.ops.linear import Linear
 from quant.ops.operator import Weighted
@@ -46,6 +47,7 @@ class Ranges(nn.Module):
         self.known: dict[str, QParams] | None = None
         self.columns: dict[int, str] = {}
         self._agreement = Agreement(fused.joined)
+        self._other_calls: dict[str, set[str]] | None = None
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *rest: Any) -> None:
         """Also load state_dicts of versions that called the observers `points`."""
@@ -73,7 +75,7 @@ class Ranges(nn.Module):
         self.observers = nn.ModuleDict({key_of(name): observer for name, observer in observers.items()})
         self.known = None if self.known is None else {}
         self.columns = {}
-        self._agreement = Agreement(fused.joined)
+        self._agreement, self._other_calls = Agreement(fused.joined), None
 
     def watch_columns(self, value: int, observer: nn.Module) -> None:
         """Also observe a value per channel, for `input_peaks`."""
@@ -89,12 +91,26 @@ class Ranges(nn.Module):
         return torch.maximum(-observer.low, observer.high).clamp(min=0.0)
 
     def qparams(self, slot: str) -> QParams:
-        """The range of a slot, or of several joined slots, as calibration chose it (`shared_ranges.py`)."""
+        """The range of a slot, or of several joined slots, as calibration chose it (`shared_ranges.py`).
+
+        Of an input that was always zero, as the first state of a loop is, it is the range that the same layer is called
+        with elsewhere: in its own, the layer's bias would fit int32 only beside a weight of zeros.
+        """
         if self.known is not None and slot in self.known:
             return self.known[slot]
-        chosen: QParams = self._agreement.of(slot, self.observer) or self.observer(slot).qparams()  # type: ignore[operator]
+        chosen = self._own_qparams(slot)
+        if self._other_calls is None:
+            self._other_calls = self.fused.slots_of_other_calls()
+        others = self._other_calls.get(slot)
+        if others and float(chosen.scale) <= SCALE_MIN:
+            known = [one for one in map(self._own_qparams, sorted(others)) if float(one.scale) > SCALE_MIN]
+            chosen = min(known, key=lambda one: float(one.scale), default=chosen)
         if self.known is not None:
             self.known[slot] = chosen
+        return chosen
+
+    def _own_qparams(self, slot: str) -> QParams:
+        chosen: QParams = self._agreement.of(slot, self.observer) or self.observer(slot).qparams()  # type: ignore[operator]
         return chosen
 
     def agreed_ends(self) -> dict[int, tuple[Tensor, Tensor]]:

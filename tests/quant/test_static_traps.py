@@ -21,6 +21,7 @@ from quant.fusion.fused_graph import FusedGraph
 from quant.leaves import register_leaf
 from quant.parity import parity
 from quant.prepare import prepare
+from quant.qat import prepare_qat
 from quant.recipe import QConfig, Recipe
 from quant.report import summary
 from quant.runtime.layers.weighted import StaticLayer
@@ -582,3 +583,39 @@ def test_an_image_without_a_batch() -> None:
     q = static(model, x)
     with torch.no_grad(), pytest.warns(UncapturedCall, match="was of 4 dimensions in example_inputs and is of 3 now"):
         assert noise(model(x[0]), q(x[0])) > 30
+
+
+class Loop(nn.Module):
+    """A recurrent network by hand, whose state begins with zeros."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.x, self.h, self.out = nn.Linear(8, 32), nn.Linear(32, 32), nn.Linear(32, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h, steps = torch.zeros(x.shape[0], 32), []
+        for t in range(x.shape[1]):
+            h = torch.tanh(self.x(x[:, t]) + self.h(h))
+            steps.append(h)
+        result: Tensor = self.out(torch.stack(steps, 1))
+        return result
+
+
+def test_a_layer_that_is_called_with_zeros_once_keeps_its_weight() -> None:
+    torch.manual_seed(6)
+    model, x = Loop().eval(), torch.randn(16, 5, 8)
+    q = static(model, x)
+    with torch.no_grad():
+        assert noise(model(x), q(x)) > 30
+
+
+def test_a_layer_that_is_trained_with_zeros_once_keeps_its_weight() -> None:
+    torch.manual_seed(7)
+    model, x = Loop(), torch.randn(16, 5, 8)
+    p = prepare_qat(model, x, RECIPE)
+    for _ in range(3):
+        p(x)
+    p.eval()
+    with torch.no_grad():
+        assert noise(model(x), p(x)) > 30
+        assert noise(p(x), convert(p)(x)) > 100
