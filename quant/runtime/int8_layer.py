@@ -19,13 +19,12 @@ class Int8Layer(Protocol):
     q_weight: Tensor
     product: Any
     clamps: Sequence[Any]
-    _buffers: dict[str, Any]
 
     def site(self, site: int) -> Any:
-        """The scales, zero points and multipliers of a site."""
+        """The scales, zero points and multipliers of a site, with the `versions` of the tensors that they are of."""
 
-    def knows(self, site: int, known: Any) -> bool:
-        """Whether `known`, as `site` returned it, is still valid."""
+    def places(self, site: int) -> list[tuple[dict[Any, Any], Any, Any]]:
+        """What has to be where it is for the numbers of a site to hold: dictionaries, with a key and its value."""
 
     def compute(self, x: Tensor, site: int) -> Tensor:
         """The layer's output at a site for a uint8 input, or a float32 one of a layer with 16-bit activations."""

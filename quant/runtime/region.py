@@ -102,11 +102,12 @@ class Region:
         boolean = torch.bool
         if [one.dtype is boolean for one in inputs] != self.booleans:
             return False
-        text = self.text(home)
+        compiling = torch.compiler.is_compiling()
+        text = self.text(home, compiling=compiling)
         if text is None:
             return False
         inputs = self._bytes(inputs)
-        if torch.compiler.is_compiling() or torch._C._is_tracing():  # nonfinite.in_a_graph, less a call of 0.1 us
+        if compiling or torch._C._is_tracing():  # nonfinite.in_a_graph, less a call of 0.1 us
             if self._checks_sizes:
                 return False
             nonfinite.note_inputs(inputs, self._quantized(), registers)
@@ -166,15 +167,18 @@ class Region:
             owners.append(owner)
         return owners[::-1]
 
-    def text(self, home: Home) -> _Text | None:
-        """The text as of now; None where the instructions have to run as they are."""
+    def text(self, home: Home, *, compiling: bool = False) -> _Text | None:
+        """The text as of now; None where the instructions have to run as they are.
+
+        Where a graph is made, writes to tensors are not looked for.
+        """
         members = self._members
         if members is None or not members.stand():
             members = self._members = _Members(self, home)
         if not members.whole or not members.hold():
             return None
         text = self._text
-        if text is None or text.members is not members or not text.current():
+        if text is None or text.members is not members or not text.current() or not (compiling or text.unwritten()):
             text = self._text = _Text(self, members)
         return text
 
@@ -243,9 +247,12 @@ class _Members:
         """Whether the paths lead to them still."""
         if not self.whole:
             return False
-        for children, name, module in self.edges:  # noqa: SIM110  # a generator for `all` costs more
-            if children.get(name) is not module:
-                return False
+        try:
+            for children, name, module in self.edges:
+                if children[name] is not module:
+                    return False
+        except KeyError:
+            return False
         return True
 
     def hold(self) -> bool:
@@ -259,8 +266,8 @@ class _Text:
     def __init__(self, region: Region, members: _Members) -> None:
         self.members = members
         self.constants = list(region.constants)
-        self.sources: list[tuple[Int8Layer, int, Any, Tensor]] = []
-        self.numbers: list[tuple[dict[str, Any], str, Any]] = []
+        self.numbers: list[tuple[dict[Any, Any], Any, Any]] = []
+        self.versions: list[tuple[Tensor, int]] = []
         modules = iter(module for _, module in members.calls)
         lines = [HEADER, " ".join(["inputs", *(f"%{index}" for index in region.inputs)])]
         for piece in region.pieces:
@@ -284,7 +291,8 @@ class _Text:
     def _layer(self, call: LayerCall, layer: Int8Layer, spare: int) -> list[str]:
         """The lines that do what `Int8Layer.compute` does."""
         known = layer.site(call.site)
-        self.sources.append((layer, call.site, known, layer.q_weight))
+        self.numbers += layer.places(call.site)
+        self.versions += known.versions
         return [str(line) for line in layer_lines(call, layer, known, spare, self._constant)]
 
     def _module(self, call: ModuleCall, module: Any) -> str:
@@ -298,11 +306,18 @@ class _Text:
 
     def current(self) -> bool:
         """Whether the numbers of the modules are still those that the text was made from."""
-        for store, name, value in self.numbers:
-            if store.get(name) is not value:
-                return False
-        for layer, site, known, weight in self.sources:
-            if not layer.knows(site, known) or layer._buffers["q_weight"] is not weight:
+        try:
+            for store, name, value in self.numbers:
+                if store[name] is not value:
+                    return False
+        except KeyError:
+            return False
+        return True
+
+    def unwritten(self) -> bool:
+        """Whether nobody wrote to the tensors that numbers of layers are derived from."""
+        for tensor, version in self.versions:  # noqa: SIM110  # a generator for `all` costs more
+            if tensor._version != version:
                 return False
         return True
 

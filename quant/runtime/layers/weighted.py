@@ -3,12 +3,14 @@
 Called by itself, a layer takes and returns floats. Inside a converted model, `compute` takes uint8 and returns uint8,
 or float32 where only floats are read. With 16-bit activations it takes float32 and makes two bytes of it
 (`kernels/two_bytes.py`). Buffers hold what defines the arithmetic: the int8 weight, the scales and zero points, the
-float bias. Everything else is derived from them when first needed.
+float bias. Everything else is derived from them when first needed, and anew where one of them was written to or
+replaced.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -42,7 +44,8 @@ class StaticLayer(nn.Module):
         q_weight: int8, in the layout of the user's layer; or narrow (`quant.kernels.narrow`), of a linear layer.
         weight_scale: float32, (out,).
         bias: float32, (out,), or None. Becomes int32 at scale s_x * s_w.
-        input_scale, input_zero_point, output_scale, output_zero_point: for each site (`sites.py`).
+        input_scale, input_zero_point, output_scale, output_zero_point: for each site (`sites.py`). New ones have to be
+            assigned: a call does not look whether they were written to in place, as it does for the others.
         fold_gain, fold_shift: float32 (out,), or None: the batch norm or similar that is folded into the weight, as a
             function of the layer's own output, y = gain x + shift; 1 and 0 for channels whose gain is 0.
 
@@ -112,6 +115,18 @@ class StaticLayer(nn.Module):
         if name == "bias" and name in self.__dict__.get("_buffers", ()):
             return self.unfolded()[1]
         return super().__getattr__(name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        """A buffer counts from the next call on; a bias is given without the folded norm, as it is read."""
+        if name not in self.__dict__.get("_buffers", ()):
+            super().__setattr__(name, value)
+            return
+        if isinstance(value, nn.Parameter):
+            value = value.detach()
+        if name == "bias" and isinstance(value, Tensor) and self.fold_gain is not None and self.fold_shift is not None:
+            value = value * self.fold_gain + self.fold_shift
+        super().__setattr__(name, value)
+        self.__dict__.get("_derived", {}).clear()
 
     def unfolded(self) -> tuple[Tensor, Tensor | None]:
         """Weight and bias in float, without the norm that is folded into them."""
@@ -204,17 +219,26 @@ class StaticLayer(nn.Module):
         return table[how.product.integers](*args, known.output_zero_point, *known.limits)
 
     def site(self, site: int) -> _Derived:
-        """The derived numbers of a site."""
-        if site not in self._derived:
-            self._derived[site] = _Derived(self, site)
-        return self._derived[site]
+        """The derived numbers of a site, of the buffers as they are now.
+
+        In a graph, and where stand-ins without values are in the places of buffers, they are those known before.
+        """
+        known = self._derived.get(site)
+        if known is not None and (torch.compiler.is_compiling() or known.stands() or not self._has_values()):
+            return known
+        known = self._derived[site] = _Derived(self, site)
+        return known
+
+    def _has_values(self) -> bool:
+        """Whether all buffers are plain tensors, whose numbers can be read."""
+        return all(one is None or (type(one) is Tensor and not one.is_meta) for one in self._buffers.values())
 
     def derive(self) -> None:
         """Derive the numbers of all sites now, so that torch.compile takes a model that never ran.
 
         Numbers read from tensors cannot be part of a graph. On the meta device there are none yet.
         """
-        self._derived = {}
+        self._derived.clear()
         if self.q_weight.device.type != "meta":
             for site in range(len(self.clamps)):
                 self.site(site)
@@ -223,16 +247,33 @@ class StaticLayer(nn.Module):
         """The int8 weights that are derived from `q_weight` and given to kernels in its place: those of phases."""
         return [known.phases.q_weight for known in self._derived.values() if known.phases is not None]
 
-    def knows(self, site: int, derived: object) -> bool:
-        """Whether `derived` is still the object that `site` returns."""
-        return self._derived.get(site) is derived
+    def places(self, site: int) -> list[tuple[dict[Any, Any], Any, Any]]:
+        """What has to be where it is for the numbers of a site to hold: dictionaries, with a key and its value."""
+        known = self.site(site)
+        return [*known.places, (self._derived, site, known), (self._buffers, "q_weight", self._buffers["q_weight"])]
 
-    def _load_from_state_dict(self, state_dict: Any, prefix: Any, *args: Any, **kwargs: Any) -> None:
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> StaticLayer:
+        """Move the buffers to another device; they keep their types, as kernels need them."""
+
+        def keep(tensor: Tensor) -> Tensor:
+            moved = fn(tensor)
+            return moved if moved.dtype == tensor.dtype else tensor.to(moved.device)
+
+        super()._apply(keep, recurse)  # type: ignore[no-untyped-call]
+        return self
+
+    def _load_from_state_dict(
+        self, state_dict: Any, prefix: Any, local_metadata: Any, *args: Any, **kwargs: Any
+    ) -> None:
         for name, value in self.unknown_fold().items():
             state_dict.setdefault(prefix + name, value)
         if prefix + "q_weight" in state_dict:
             state_dict[prefix + "q_weight"] = narrow.as_stored(state_dict[prefix + "q_weight"], self.q_weight)
-        super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)
+        super()._load_from_state_dict(state_dict, prefix, local_metadata, *args, **kwargs)
+        bias, own = state_dict.get(prefix + "bias"), self._buffers["bias"]
+        assigned = local_metadata.get("assign_to_params_buffers", False) and isinstance(bias, Tensor)
+        if assigned and own is not None and own.shape == bias.shape:
+            self._buffers["bias"] = bias  # with the folded norm, as it was stored
         self.derive()
 
     def __getstate__(self) -> dict[str, Any]:
@@ -281,9 +322,16 @@ def _invertible(gain: Tensor, shift: Tensor) -> tuple[Tensor, Tensor]:
 
 
 class _Derived:
-    """The numbers of one site that are derived from a layer's buffers: Python numbers and int32 tensors."""
+    """The numbers of one site that are derived from a layer's buffers: Python numbers and int32 tensors.
+
+    Attributes:
+        places: where its weights, scales and bias were found.
+        versions: the versions of these, which count the writes to them; a tensor of inference mode has none.
+    """
 
     def __init__(self, layer: StaticLayer, site: int, input_range: tuple[Tensor, int] | None = None) -> None:
+        self.places: list[tuple[dict[str, Any], str, Any]] = []
+        self.versions: list[tuple[Tensor, int]] = []
         scale = layer.input_scale[site]
         self.input_scale, self.input_zero_point = float(scale), int(layer.input_zero_point[site])
         self.output_scale, self.output_zero_point = float(layer.output_scale[site]), int(layer.output_zero_point[site])
@@ -303,10 +351,30 @@ class _Derived:
         self.settings = tuple(layer.product.settings.values())
         self.phases: Polyphase | None = None
         if isinstance(layer.product, TransposedProduct) and layer.product.has_phases and not self.alone:
+            self._note(layer, "q_weight")
             self.phases = Polyphase(layer.product, layer.q_weight, self.q_bias, self.multiplier)
         before = layer.product.pad_before
         self.pad = None if before is None else (*before, self.input_zero_point)
         self.low = _LowByte(self) if fine else None
+        self._note(layer, "weight_scale", "bias")
+
+    def _note(self, layer: StaticLayer, *names: str) -> None:
+        """Take note of buffers that the numbers are derived from."""
+        for name in names:
+            one = layer._buffers[name]
+            self.places.append((layer._buffers, name, one))
+            if one is not None and not one.is_inference():
+                self.versions.append((one, one._version))
+
+    def stands(self) -> bool:
+        """Whether the buffers are still those, and nobody wrote to them."""
+        for store, name, one in self.places:
+            if store[name] is not one:
+                return False
+        for tensor, version in self.versions:  # noqa: SIM110  # a generator for `all` costs more
+            if tensor._version != version:
+                return False
+        return True
 
 
 class _LowByte:
