@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from quant.calibrate.batches import Caller, check_batches
-from quant.copying import copy_model
+from quant.copying import copy_model, hooks_of
 from quant.diagnosis import StepSums
 from quant.error_parts import Range, StepError, percent
 from quant.graph import Graph, Kind, Node, evaluate, expected_call
@@ -134,7 +134,7 @@ def compare(model: nn.Module, converted: nn.Module, batches: Iterable[Any]) -> C
     if not units:
         raise ValueError("quant.compare: expected a model from quant.convert, with integer layers in it")
     check_batches(batches, "quant.compare")
-    model = _with_scaled_inputs(like(model, converted), converted)
+    model = _as_captured(like(model, converted), converted)
     settings = _settings(converted)
     sums: Sums = {}
     outside: set[str] = set()
@@ -162,10 +162,15 @@ def compare(model: nn.Module, converted: nn.Module, batches: Iterable[Any]) -> C
     return Comparison(tuple(errors), _unreached(units, sums), tuple(sums), tuple(sorted(outside)))
 
 
-def _with_scaled_inputs(model: nn.Module, converted: nn.Module) -> nn.Module:
-    """The model, or a copy with the scaled inputs that `converted` has, whose calls the program stands for."""
+def _as_captured(model: nn.Module, converted: nn.Module) -> nn.Module:
+    """The model with the calls that the programs stand for: itself, or a copy.
+
+    A copy has the inputs scaled that `converted` scales, and parametrizations for the weights that hooks compute.
+    """
     columns = columns_of(converted)
-    return scale_inputs(copy_model(model), columns) if columns else model
+    if not columns and not any(map(hooks_of, model.modules())):
+        return model
+    return scale_inputs(copy_model(model), columns)
 
 
 def units_of(converted: nn.Module) -> dict[str, nn.Module]:

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import copy
 import json
+from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 import torch
 from quant.calibrate import CalibrationWarning
 from torch import Tensor, nn
 
+from quant.artefact import load, save
 from quant.compare import compare
 from quant.convert import convert
 from quant.dynamic import quantize_dynamic
@@ -353,3 +357,37 @@ def test_comparisons_are_made_in_eval_mode_and_leave_every_mode() -> None:
     with pytest.raises(TypeError):
         compare(model, q, [None])
     assert modes == [[module.training for module in one.modules()] for one in (prepared, q, model)]
+
+
+@pytest.mark.filterwarnings("ignore:`torch.nn.utils.weight_norm` is deprecated")
+@pytest.mark.parametrize(
+    "hook",
+    [
+        nn.utils.weight_norm,
+        nn.utils.spectral_norm,
+        lambda layer: nn.utils.prune.l1_unstructured(layer, "weight", 0.3),
+    ],
+    ids=["weight_norm", "spectral_norm", "pruned"],
+)
+def test_weights_that_a_hook_of_torch_computes_are_compared(
+    hook: Callable[[nn.Module], object], tmp_path: Path
+) -> None:
+    model, data = network(), torch.randn(8, 3, 8, 8)
+    for name in ("2", "5"):
+        hook(model.get_submodule(name))
+    model.eval()
+    state = copy.deepcopy(model.state_dict())
+    with torch.no_grad():
+        before = model(data)
+    q = converted(model, data)
+    save(q, tmp_path / "q.q8")
+    with torch.no_grad():
+        expected = noise(model(data), q(data))
+    for other in (q, load(tmp_path / "q.q8", model=model)):
+        errors = compare(model, other, [data])
+        assert [name.partition(".")[0] for name in errors.order] == ["input_0", "0", "2", "5"]
+        assert errors[errors.order[-1]].sqnr == pytest.approx(expected, abs=1e-3)
+    assert compare(model, quantize_dynamic(model), [data])["5"].sqnr > 20
+    with torch.no_grad():
+        assert torch.equal(model(data), before)
+    assert all(torch.equal(value, state[name]) for name, value in model.state_dict().items())
