@@ -16,10 +16,12 @@ from __future__ import annotations
 
 import hashlib
 import inspect
+import itertools
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
+import numpy
 import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence
@@ -28,7 +30,7 @@ Arguments: TypeAlias = tuple[tuple[Any, ...], dict[str, Any]]
 """Positional and keyword arguments of a call."""
 
 SAMPLED = 4096
-"""Number of values of each tensor that a fingerprint covers."""
+"""Number of values of each tensor or array that a fingerprint covers."""
 
 
 @dataclass
@@ -166,11 +168,39 @@ def tensors(value: Any) -> Iterator[Tensor]:
             yield from tensors(inner)
 
 
+def _others(value: Any) -> Iterator[Any]:
+    """Everything but tensors in nested tuples, lists and mappings, in order; a list of texts is one value."""
+    if isinstance(value, Mapping):
+        for inner in value.values():
+            yield from _others(inner)
+    elif isinstance(value, (tuple, list)) and not _are_texts(value):
+        for inner in value:
+            yield from _others(inner)
+    elif not isinstance(value, Tensor):
+        yield value
+
+
+def _are_texts(value: Any) -> bool:
+    return isinstance(value, list) and bool(value) and all(isinstance(one, str) for one in value)
+
+
 def count_samples(batch: Any) -> int:
-    """Size of the first dimension of the first tensor that has one; sequences in a PackedSequence; else 1."""
+    """Size of the first dimension of the first tensor that has one; sequences in a PackedSequence.
+
+    Without such tensors, that of the first array, or the length of the first list of texts; else 1.
+    """
     if isinstance(batch, PackedSequence):
         return int(batch.batch_sizes[0])
-    return next((tensor.shape[0] for tensor in tensors(batch) if tensor.dim()), 1)
+    of_tensors = (tensor.shape[0] for tensor in tensors(batch) if tensor.dim())
+    of_others = (_length(value) for value in _others(batch))
+    return next(itertools.chain(of_tensors, (length for length in of_others if length is not None)), 1)
+
+
+def _length(value: Any) -> int | None:
+    """The samples that an array or a list of texts is; None of other values."""
+    if _are_texts(value):
+        return len(value)
+    return int(value.shape[0]) if isinstance(value, numpy.ndarray) and value.ndim else None
 
 
 def describe(batch: Any) -> str:
@@ -185,11 +215,42 @@ def describe(batch: Any) -> str:
 
 
 def fingerprint(batch: Any) -> bytes:
-    """A hash of a batch that covers SAMPLED values of each tensor, so unequal batches have equal ones only rarely."""
+    """A hash of a batch that covers SAMPLED values of each tensor, so unequal batches have equal ones only rarely.
+
+    Of what is no tensor it covers arrays in the same way, texts and numbers; of other objects the class.
+    """
+    own, others = fingerprint_of_tensors(batch), value_bytes(batch)
+    return hashlib.sha256(own + others).digest() if others else own
+
+
+def fingerprint_of_tensors(batch: Any) -> bytes:
+    """As `fingerprint`, of the tensors and of what `describe` says; all that earlier versions looked at."""
     seen = hashlib.sha256(describe(batch).encode())
     for tensor in tensors(batch):
         seen.update(sample_bytes(tensor))
     return seen.digest()
+
+
+def value_bytes(batch: Any) -> bytes:
+    """What stands for the arrays, texts and numbers of a batch, in order; empty where it has none."""
+    found = []
+    for value in _others(batch):
+        if isinstance(value, (numpy.ndarray, numpy.generic)) and not value.dtype.hasobject:
+            found.append(f"{value.dtype} {list(value.shape)} ".encode() + _array_bytes(numpy.asarray(value)))
+        elif isinstance(value, numpy.ndarray):
+            found.append(value_bytes(value.tolist()))
+        elif isinstance(value, (str, bytes, bool, int, float, complex)) or _are_texts(value):
+            found.append(repr(value).encode("utf-8", "surrogatepass"))
+    return b"".join(len(one).to_bytes(8, "little") + one for one in found)
+
+
+def _array_bytes(array: numpy.ndarray[Any, Any]) -> bytes:
+    """Up to SAMPLED values at even distances, and the last, as bytes."""
+    if not array.size:
+        return b""
+    flat = array.reshape(-1)
+    step = -(-flat.size // SAMPLED)
+    return numpy.concatenate((flat[::step], flat[-1:])).tobytes()
 
 
 def sample_bytes(tensor: Tensor) -> bytes:

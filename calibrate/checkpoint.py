@@ -1,8 +1,9 @@
 """The checkpoint from which an interrupted calibration resumes: observers' buffers and the progress, without pickle.
 
 A safetensors file; its header holds the manifest as JSON: the format's version, the batches and samples seen, the
-observers' names, types and settings, digests of the model's parameters, of the batches seen and of the file itself,
-and library versions. A reader finds the old file or the new one, whenever the writer is killed (`whole_files.py`).
+observers' names, types and settings, digests of the model's parameters and buffers, of the batches seen and of the
+file itself, and library versions. A reader finds the old file or the new one, whenever the writer is killed
+(`whole_files.py`).
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from quant.calibrate import whole_files
 from quant.calibrate.batches import sample_bytes
 from quant.calibrate.errors import CheckpointError
 from quant.calibrate.json_forms import is_count, is_list, is_text
-from quant.observers import Observer
+from quant.observers import FakeQuantizeBase, Observer
 from torch import Tensor, nn
 
 SCHEMA = 1
@@ -43,14 +44,17 @@ class Progress:
 
     Attributes:
         batches, samples: seen so far.
-        data: hex digest of those batches (`batches.fingerprint` of each, in order).
+        data: hex digest of those batches (`batches.fingerprint_of_tensors` of each, in order).
         warnings: their texts, so far.
+        values: hex digest of what those batches have beside tensors (`batches.value_bytes`); None where an earlier
+            version wrote the file, which did not look at it.
     """
 
     batches: int
     samples: int
     data: str
     warnings: tuple[str, ...] = ()
+    values: str | None = None
 
 
 def observers_of(model: nn.Module) -> dict[str, Observer]:
@@ -59,7 +63,7 @@ def observers_of(model: nn.Module) -> dict[str, Observer]:
 
 
 def identity(model: nn.Module) -> dict[str, Any]:
-    """The observers, and a digest of the weights: equal where the statistics of two runs belong together."""
+    """The observers, and digests of weights and buffers: equal where the statistics of two runs belong together."""
     weights = hashlib.sha256()
     for name, parameter in model.named_parameters():
         weights.update(f"{name} {parameter.dtype} {list(parameter.shape)}".encode())
@@ -68,7 +72,20 @@ def identity(model: nn.Module) -> dict[str, Any]:
         [name, f"{type(observer).__module__}.{type(observer).__qualname__}", observer.extra_repr()]
         for name, observer in observers_of(model).items()
     ]
-    return {"observers": observers, "weights": weights.hexdigest()}
+    return {"observers": observers, "weights": weights.hexdigest(), "buffers": [digest_of_buffers(model)]}
+
+
+def digest_of_buffers(model: nn.Module) -> str:
+    """A hex digest of all buffers but those of observers and fake quantisers, which calibration changes."""
+    seen, skipped = hashlib.sha256(), list[str]()
+    for name, module in model.named_modules():
+        if isinstance(module, (Observer, FakeQuantizeBase)):
+            skipped.append(f"{name}." if name else "")
+    for name, buffer in model.named_buffers():
+        if not name.startswith(tuple(skipped)):
+            seen.update(f"{name} {buffer.dtype} {list(buffer.shape)}".encode())
+            seen.update(sample_bytes(buffer))
+    return seen.hexdigest()
 
 
 def write(path: Path, observers: Mapping[str, Observer], model_identity: Mapping[str, Any], progress: Progress) -> None:
@@ -83,6 +100,7 @@ def write(path: Path, observers: Mapping[str, Observer], model_identity: Mapping
         "batches": progress.batches,
         "samples": progress.samples,
         "data": progress.data,
+        "values": progress.values,
         "warnings": progress.warnings,
         **model_identity,
         "versions": {name: _version(name) for name in ("octet-quant", "torch")},
@@ -112,7 +130,8 @@ def read(path: Path, observers: Mapping[str, Observer], model_identity: Mapping[
             copies[name].load_state_dict(own)
         except (ValueError, RuntimeError) as error:
             raise CheckpointError(f"{path}: the statistics of {name!r} do not fit its observer: {error}") from error
-    progress = Progress(manifest["batches"], manifest["samples"], manifest["data"], tuple(manifest["warnings"]))
+    numbers = manifest["batches"], manifest["samples"], manifest["data"]
+    progress = Progress(*numbers, tuple(manifest["warnings"]), manifest.get("values"))
     return Saved(progress, copies)
 
 
@@ -189,6 +208,8 @@ _FORM: Mapping[str, Callable[[Any], bool]] = {
     "samples": is_count,
     "data": lambda value: isinstance(value, str),
     "weights": lambda value: isinstance(value, str),
+    "values": lambda value: value is None or isinstance(value, str),
+    "buffers": lambda value: value is None or is_list(value, is_text),
     "warnings": lambda value: is_list(value, is_text),
     "observers": lambda value: is_list(value, lambda one: is_list(one, is_text) and len(one) == 3),
 }
@@ -218,6 +239,12 @@ def _check_identity(path: Path, manifest: Mapping[str, Any], expected: Mapping[s
         raise CheckpointError(f"{path} belongs to a model prepared in another way: {detail}. {_by(manifest)}{_REMEDY}")
     if manifest["weights"] != expected["weights"]:
         raise CheckpointError(f"{path} was written with other weights in the model. {_by(manifest)}{_REMEDY}")
+    buffers = manifest.get("buffers")  # earlier versions wrote none
+    if buffers is not None and expected["buffers"][0] not in buffers:
+        raise CheckpointError(
+            f"{path} was written with other values in the model's buffers, as the running mean and variance of a batch "
+            f"norm are. {_by(manifest)}{_REMEDY}"
+        )
 
 
 def _by(manifest: Mapping[str, Any]) -> str:

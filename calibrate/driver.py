@@ -21,7 +21,15 @@ from typing import Any
 import torch
 from quant.calibrate import checkpoint as checkpoints
 from quant.calibrate import distributed
-from quant.calibrate.batches import Caller, check_batches, check_limit, count_samples, describe, fingerprint
+from quant.calibrate.batches import (
+    Caller,
+    check_batches,
+    check_limit,
+    count_samples,
+    describe,
+    fingerprint_of_tensors,
+    value_bytes,
+)
 from quant.calibrate.errors import CalibrationError, CalibrationWarning, CheckpointError
 from quant.calibrate.report import unseen
 from quant.kernels.progress import progress_of
@@ -78,7 +86,8 @@ def run(
             where that is no terminal; on rank 0.
         checkpoint: a file to write from time to time and, if it is there, to go on from: the batches it has seen are
             read and not run, and the statistics end as they would have in one run, bit for bit. So `batches` must be
-            the same in the same order, which is checked. With several ranks each has a file, named after this one.
+            the same in the same order, which is checked (of tensors and arrays a part of the values, texts and numbers
+            whole, of other objects the class). With several ranks each has a file, named after this one.
         checkpoint_every: seconds between two checkpoints; 0 writes one after each batch.
 
     Raises:
@@ -111,7 +120,7 @@ class _Run:
         self.identity = checkpoints.identity(prepared)
         self.batches = self.samples = self.resumed = 0
         self.warnings: list[str] = []
-        self._data = hashlib.sha256()
+        self._data, self._values = hashlib.sha256(), hashlib.sha256()
         self._written_at = 0.0
         self._warned: set[str] = set()
         self._not_finite = _not_finite(self.observers)
@@ -154,7 +163,7 @@ class _Run:
         try:
             with torch.no_grad():
                 if self.path is not None:
-                    self._data.update(fingerprint(batch))
+                    self._note(batch)
                 self.forward(self.prepared, batch)
         except Exception as error:
             doubts = "; ".join(["", *self.forward.doubts()]) if isinstance(self.forward, _ByRule) else ""
@@ -169,13 +178,19 @@ class _Run:
             for doubt in self.forward.doubts():
                 self._warn(f"calibrate.run: {doubt}")
 
+    def _note(self, batch: Any) -> None:
+        """Take a batch into the digests, by which a checkpoint knows the data."""
+        self._data.update(fingerprint_of_tensors(batch))
+        self._values.update(value_bytes(batch))
+
     def _skip(self, batch: Any, saved: checkpoints.Saved) -> None:
         self._consistent = False
-        self._data.update(fingerprint(batch))
+        self._note(batch)
         self.batches += 1
         if self.batches < saved.progress.batches:
             return
-        if self._data.hexdigest() != saved.progress.data:
+        values = saved.progress.values
+        if self._data.hexdigest() != saved.progress.data or values not in (None, self._values.hexdigest()):
             raise CheckpointError(
                 f"{self.path} has seen other batches, or in another order, than the first {self.batches} of these: "
                 "give the same without shuffling (or shuffled with the same seed), or delete the file to begin anew"
@@ -200,8 +215,11 @@ class _Run:
     def _save(self, *, final: bool) -> None:
         if self.path is None or not (final or time.monotonic() - self._written_at >= self.every):
             return
-        progress = checkpoints.Progress(self.batches, self.samples, self._data.hexdigest(), tuple(self.warnings))
-        checkpoints.write(self.path, self.observers, self.identity, progress)
+        data, values = self._data.hexdigest(), self._values.hexdigest()
+        progress = checkpoints.Progress(self.batches, self.samples, data, tuple(self.warnings), values)
+        # A forward may write to buffers; who goes on in the same process has what it wrote.
+        buffers = sorted({*self.identity["buffers"], checkpoints.digest_of_buffers(self.prepared)})
+        checkpoints.write(self.path, self.observers, {**self.identity, "buffers": buffers}, progress)
         self._written_at = time.monotonic()
 
     def _warn_of_not_finite(self, batch: int) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from quant.calibrate.batches import Caller, count_samples, describe, fingerprint
+from quant.calibrate.batches import Caller, count_samples, describe, fingerprint, fingerprint_of_tensors
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_sequence
 
@@ -114,8 +114,25 @@ def test_what_is_no_batch_is_refused(batch: Any) -> None:
 
 @pytest.mark.parametrize(
     ("batch", "samples"),
-    [(X, 4), ((X[:2], Y), 2), ({"a": torch.tensor(1.0), "b": X}, 4), (PACKED, 2), (torch.tensor(1.0), 1), ([], 1)],
-    ids=["tensor", "pair", "after a scalar", "packed", "scalar", "nothing"],
+    [
+        (X, 4),
+        ((X[:2], Y), 2),
+        ({"a": torch.tensor(1.0), "b": X}, 4),
+        (PACKED, 2),
+        (torch.tensor(1.0), 1),
+        ([], 1),
+        (np.zeros((5, 2)), 5),
+        ((np.float32(1), {"x": np.zeros((6, 2))}), 6),
+        (np.zeros((5, 2)).tolist(), 1),
+        (["a", "b", "c"], 3),
+        (({"text": ["a", "b", "c"]}, [1, 2]), 3),
+        (({"text": ["a", "b"]}, X), 4),
+        ("abc", 1),
+    ],
+    ids=[
+        *("tensor", "pair", "after a scalar", "packed", "scalar", "nothing", "array", "array in a dict", "numbers"),
+        *("texts", "texts in a dict", "texts beside a tensor", "a text"),
+    ],
 )
 def test_count_samples(batch: Any, samples: int) -> None:
     assert count_samples(batch) == samples
@@ -146,3 +163,16 @@ def test_a_fingerprint_tells_batches_apart() -> None:
     assert len({fingerprint(batch) for batch in batches}) == len(batches)
     assert fingerprint((X.clone(), Y.clone())) == fingerprint((X, Y))
     assert fingerprint(big.reshape(2, -1).t()) == fingerprint(big.reshape(2, -1).t().contiguous())
+
+
+def test_a_fingerprint_tells_arrays_texts_and_numbers_apart() -> None:
+    array = np.arange(100_000.0)
+    batches: list[Any] = [array, array[::-1], array.astype(np.float32), array.reshape(2, -1), array + 1, np.zeros(0)]
+    batches += [["ab", "c"], ["a", "bc"], ["ab"], "ab", b"ab", [["ab"], ["c"]], {"text": ["ab", "c"]}]
+    batches += [1, 2, True, 1.0, np.float32(1), (X, 1), (X, 2), X, [1, 2], [12], np.array(["ab", "c"], dtype=object)]
+    assert len({fingerprint(batch) for batch in batches}) == len(batches)
+    assert fingerprint((array.copy(), ["ab", "c"], 3)) == fingerprint((array, ["ab", "c"], 3))
+
+
+def test_a_fingerprint_of_tensors_is_that_of_earlier_versions() -> None:
+    assert fingerprint((X, {"y": Y}, None)) == fingerprint_of_tensors((X, {"y": Y}, None))

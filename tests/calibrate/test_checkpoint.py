@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -229,6 +230,81 @@ def test_other_data_is_refused(half: Path) -> None:
     refused(half, "has seen 4 batches, and there are only 3 now", batches=data()[:3])
     refused(half, "has seen 4 batches, and there are only 0 now", batches=[])
     refused(half, "has seen 4 batches, more than limit=3", limit=3)
+
+
+def numbers(text: str) -> Tensor:
+    return torch.tensor([float(ord(letter)) for letter in text])
+
+
+READ = {
+    "arrays": ([one.numpy() for one in data()], [one.numpy() + 1 for one in data()], torch.from_numpy),
+    "texts": (
+        [["abc", "def"]] * 8,
+        [["abc", "deg"]] * 8,
+        lambda batch: torch.stack([numbers(text) for text in batch]),
+    ),
+    "numbers": ([1.0] * 8, [2.0] * 8, lambda batch: torch.full((2, 3), batch)),
+    "a number beside": ([(data()[0], 1)] * 8, [(data()[0], 2)] * 8, lambda batch: batch[0] * batch[1]),
+}
+
+
+@pytest.mark.parametrize("kind", READ)
+def test_other_arrays_texts_and_numbers_are_refused(kind: str, tmp_path: Path) -> None:
+    batches, others, read = READ[kind]
+    path = tmp_path / "c"
+
+    def forward(model: nn.Module, batch: Any) -> None:
+        model(read(batch))
+
+    run(Net(), batches, path, forward=forward, limit=4)
+    refused(path, "other batches, or in another order", batches=others, forward=forward)
+    done = run(Net(), batches, path, forward=forward)
+    assert done.resumed == 4
+    assert done.samples == 8 * {"arrays": 5, "texts": 2, "numbers": 1, "a number beside": 5}[kind]
+
+
+class Normed(Net):
+    """Has buffers besides those of observers, one of which its forward writes to."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.BatchNorm1d(3)
+        self.register_buffer("calls", torch.zeros(()))
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.calls += 1
+        return super().forward(self.norm(x))
+
+
+def test_other_buffers_are_refused(tmp_path: Path) -> None:
+    path, other, net = tmp_path / "c", Normed(), Normed()
+    run(net, data(), path, limit=4)
+    other.norm.running_var *= 100  # type: ignore[operator]
+    refused(path, "other values in the model's buffers, as the running mean .* finish with the version", other)
+    assert run(Normed(), data(), path, limit=6).resumed == 4
+    assert run(Normed(), data(), path).resumed == 6
+
+
+def test_a_model_that_wrote_to_its_buffers_goes_on(tmp_path: Path) -> None:
+    path, net = tmp_path / "c", Normed()
+    with pytest.raises(KeyboardInterrupt):
+        run(net, stop_in_data(KeyboardInterrupt()), path)
+    assert run(net, data(), path).resumed == 5
+
+
+def test_a_file_of_a_version_that_looked_at_tensors_alone_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, write = tmp_path / "c", checkpoint.write
+
+    def write_as_before(path: Path, observers: Any, identity: Any, progress: checkpoint.Progress) -> None:
+        own = {name: value for name, value in identity.items() if name != "buffers"}
+        write(path, observers, own, replace(progress, values=None))
+
+    monkeypatch.setattr(checkpoint, "write", write_as_before)
+    run(Normed(), [(one, 1) for one in data()], path, limit=4)
+    monkeypatch.undo()
+    assert run(Normed(), [(one, 1) for one in data()], path).resumed == 4
 
 
 def test_a_foreign_file_is_refused(tmp_path: Path) -> None:

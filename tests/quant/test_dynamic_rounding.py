@@ -100,6 +100,21 @@ def test_a_killed_run_goes_on_to_the_same_bits(
         quantized(model, data, "adaround", checkpoint=tmp_path / "c")
 
 
+def test_a_checkpoint_of_other_texts_is_refused(tmp_path: Path) -> None:
+    def forward(model: nn.Module, texts: list[str]) -> None:
+        model(torch.tensor([[ord(letter) / 100 - 1 for letter in text] for text in texts]))
+
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(8, 64), nn.ReLU(), nn.Linear(64, 64)).eval()
+    texts: list[Any] = [["abcdefgh", "ijklmnop"]] * 40
+    q = quantized(model, texts, forward=forward, checkpoint=tmp_path / "c")
+    again = quantized(model, texts, forward=forward, checkpoint=tmp_path / "c")
+    assert torch.equal(q.get_submodule("0").q_weight, again.get_submodule("0").q_weight)  # type: ignore[arg-type]
+    others: list[Any] = [["!!!!!!!!", "{z{z{z{z"]] * 40
+    with pytest.raises(CheckpointError, match="written with another data, or in another order"):
+        quantized(model, others, forward=forward, checkpoint=tmp_path / "c")
+
+
 @pytest.mark.parametrize("rounding", ["gptq", "adaround"])
 @pytest.mark.parametrize(
     "qconfig",
