@@ -244,7 +244,8 @@ def _parametrize(module: nn.Module, hook: Any) -> None:
         parametrizations.weight_norm(module, name, hook.dim)
         _originals(module, name, original0=parts["g"], original1=parts["v"])
     elif isinstance(hook, SpectralNorm):
-        parametrizations.spectral_norm(module, name, hook.n_power_iterations, hook.eps, hook.dim)
+        with torch.random.fork_rng(devices=[]):  # torch begins with a random vector
+            parametrizations.spectral_norm(module, name, hook.n_power_iterations, hook.eps, hook.dim)
         _originals(module, name, original=parts["orig"])
         norm: Any = module.parametrizations[name][0]  # type: ignore[index]
         if "u" in parts and hasattr(norm, "_u"):

@@ -263,3 +263,12 @@ def test_an_attribute_that_has_no_copy_is_named(convert: Callable[[nn.Module], n
         TypeError, match=r"1 \(Feature\): the attribute 'gains', a generator, cannot be copied \(cannot "
     ):
         convert(model)
+
+
+@EACH
+def test_a_copy_draws_no_random_numbers(kind: str) -> None:
+    model = nn.Sequential(nn.Linear(10, 10)).eval()
+    HOOKS[kind](model[0])
+    before = torch.get_rng_state()
+    copy_model(model)
+    assert torch.equal(torch.get_rng_state(), before)
