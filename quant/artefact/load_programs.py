@@ -227,6 +227,7 @@ def _layer(one: LayerDocument, tensors: Mapping[str, Tensor], backend: str | Non
     layer = StaticLayer(one.product, weight, backend or one.backend, activation_bits=one.activation_bits)
     layer.fold_gain, layer.fold_shift = own["fold_gain"], own["fold_shift"]
     layer.clamps, layer.own = one.clamps, one.own
+    layer.layer_name = "" if _in_runner(name) else name
     for key in ("input", "output"):
         for kind in ("scale", "zero_point"):
             setattr(layer, f"{key}_{kind}", tensors[full_name(name, f"{key}_{kind}")])

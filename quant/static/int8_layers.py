@@ -155,6 +155,7 @@ def int8_layers(
         original = built.originals[program, key.name] if is_module else None
         x = ranges[fused.slot_of[step.inputs[0]]]
         layer = layers[key] = _weighted_layer(step, runner, original, backend, built)
+        layer.layer_name = layer.layer_name or full_name(path, key.name)
         y = _output_range(step, fused, ranges)
         sites[step.output] = Site(key, layer.add_site(x, y, step.weighted.clamp))
         if not key.name:

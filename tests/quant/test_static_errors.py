@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -213,3 +215,33 @@ def test_a_program_runs_without_the_captured_graph(backend: str | None) -> None:
     assert q(*x).shape == before.shape
     with pytest.raises(ValueError, match="Glued: its program has no captured graph beside it; convert the float model"):
         quant.compare(Glued().eval(), q, [x])
+
+
+WRONG: dict[str, tuple[Callable[[Tensor], Any], str]] = {
+    "dtype": (lambda x: x.half(), "expected torch.float32, got torch.float16: call it with x.float()"),
+    "width": (lambda x: torch.cat((x, x), 1), r"input has shape .4, 32."),
+    "no tensor": (lambda x: x.tolist(), "expected a tensor, got a list"),
+}
+
+
+@pytest.mark.parametrize("wrong", WRONG)
+@pytest.mark.parametrize("backend", [None, "reference"])
+def test_a_layer_called_by_itself_names_itself(wrong: str, backend: str | None, tmp_path: Path) -> None:
+    def model() -> nn.Module:
+        torch.manual_seed(0)
+        return nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Sequential(nn.Linear(16, 4))).eval()
+
+    q = quant.quantize_static(model(), [torch.randn(4, 8)], quant.Recipe(backend=backend), progress=False)
+    quant.save(q, tmp_path / "q.q8")
+    change, message = WRONG[wrong]
+    message = rf"^layer '2\.0' \(int8 linear\): {message}"
+    for other in (q, copy.deepcopy(q), quant.load(tmp_path / "q.q8", model=model())):
+        with pytest.raises((TypeError, ValueError), match=message):
+            other.get_submodule("2.0")(change(torch.randn(4, 16)))
+    assert not any("layer_name" in name for name in q.state_dict())
+
+
+def test_a_half_input_of_a_static_model_names_the_layer() -> None:
+    q = quant.quantize_static(nn.Sequential(nn.Linear(8, 4)).eval(), [torch.randn(4, 8)], progress=False)
+    with pytest.raises(TypeError, match=r"layer '0' \(int8 linear\): expected torch.float32, got torch.float16"):
+        q(torch.randn(4, 8).half())

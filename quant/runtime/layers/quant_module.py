@@ -119,10 +119,15 @@ class QuantModule(nn.Module):
 
     def _named(self, error: Exception) -> Exception:
         """The error with the layer's name in front of its message."""
-        where = f"layer {self.layer_name or '(root)'!r} ({type(self).__name__})"
-        if isinstance(error, NotImplementedError):  # torch's, in pages, of an operator that no other device has
-            return TypeError(f"{where}: expected tensors on the CPU, where int8 layers run: call it with x.cpu()")
-        return type(error)(f"{where}: {error}")
+        return named(error, self.layer_name, type(self).__name__)
+
+
+def named(error: Exception, name: str, kind: str) -> Exception:
+    """An error of a kernel with the layer's name and kind in front of its message."""
+    where = f"layer {name or '(root)'!r} ({kind})"
+    if isinstance(error, NotImplementedError):  # torch's, in pages, of an operator that no other device has
+        return TypeError(f"{where}: expected tensors on the CPU, where int8 layers run: call it with x.cpu()")
+    return type(error)(f"{where}: {error}")
 
 
 def frozen(parameter: Tensor | None) -> nn.Parameter | None:

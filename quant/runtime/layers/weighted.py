@@ -22,6 +22,7 @@ from quant.kernels.reference_ops import OpTable
 from quant.runtime import nonfinite
 from quant.runtime.layers.polyphase import Polyphase
 from quant.runtime.layers.products import Product, TransposedProduct
+from quant.runtime.layers.quant_module import REFUSALS, named
 from quant.runtime.layers.requantizing import clamp_limits, quantized_bias
 from quant.runtime.layers.sites import add_site, register_sites
 from quant.runtime.own_forward import is_falling_back
@@ -55,9 +56,11 @@ class StaticLayer(nn.Module):
         backend: a name of `quant.kernels.available()`, or None for the fastest that is exact here.
         own: the site whose ranges apply when the layer is called by itself.
         activation_bits: 8, or 16 as two bytes.
+        layer_name: dotted name in the user's model, for errors.
     """
 
     activation_bits = 8
+    layer_name = ""
     q_weight: Tensor
     weight_scale: Tensor
     bias: Tensor | None
@@ -149,12 +152,18 @@ class StaticLayer(nn.Module):
         the range of this call, the output is not rounded or clamped, and a folded norm is undone, because the
         forward computes it itself, or leaves it out.
         """
-        if not isinstance(x, Tensor):
-            raise TypeError(f"an int8 {self.product.name} layer: expected a tensor, got a {type(x).__name__}")
-        if x.dtype != torch.float32:
-            raise TypeError(f"an int8 {self.product.name} layer: expected torch.float32, got {x.dtype}")
-        if self.product.lacks_batch(x):
-            return self(x.unsqueeze(0)).squeeze(0)  # type: ignore[no-any-return]
+        try:
+            if not isinstance(x, Tensor):
+                raise TypeError(f"expected a tensor, got a {type(x).__name__}")
+            if x.dtype != torch.float32:
+                raise TypeError(f"expected torch.float32, got {x.dtype}: call it with x.float()")
+            if self.product.lacks_batch(x):
+                return self._between_floats(x.unsqueeze(0)).squeeze(0)
+            return self._between_floats(x)
+        except REFUSALS as error:
+            raise named(error, self.layer_name, f"int8 {self.product.name}") from error
+
+    def _between_floats(self, x: Tensor) -> Tensor:
         known = self._alone(x) if is_falling_back() else self.site(self.own)
         backend = dispatch.current(self.backend)
         if known.low is None:
