@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import copy
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -43,8 +44,8 @@ def activation_quantizer(slot: Slot, name: str) -> FakeQuantizeBase:
     result: FakeQuantizeBase
     if kind in LEARNED:
         result = _learned(kind, scheme, None, options, name)
-    elif len(slot.observed) + len(slot.inner) > 1 and follows_batches(kind):
-        result = SharedFakeQuantize(scheme, len(slot.observed) + len(slot.inner), kind, **options)
+    elif values_of(slot) > 1 and follows_batches(kind):
+        result = SharedFakeQuantize([make_observer(kind, scheme, **options) for _ in range(values_of(slot))])
     else:
         result = FakeQuantize(make_observer(kind, scheme, **options))
     return named(result, name)
@@ -81,20 +82,35 @@ def named(fake_quantizer: FakeQuantizeBase, name: str) -> FakeQuantizeBase:
     return fake_quantizer
 
 
+def values_of(slot: Slot) -> int:
+    """How many values a program shows to a slot's fake quantiser, each at its own time."""
+    return len(slot.observed) + len(slot.inner)
+
+
 class JoinedObserver(RangeObserver):
-    """The union of several moving ranges, one for each value of a slot.
+    """The union of several moving ranges, one for each value of a slot, in each of a module's programs.
 
     A single average would be wrong: for two values with ends at 1 and 10 it would alternate between them and clamp the
     second to about 5.5.
+
+    Args:
+        members: observers of one kind, one per value.
     """
 
     members: Any
     """An nn.ModuleList of observers, one per value."""
 
-    def __init__(self, scheme: QScheme, members: int, kind: str, **options: Any) -> None:
-        super().__init__(scheme)
-        self.members = nn.ModuleList(make_observer(kind, scheme, **options) for _ in range(members))
+    def __init__(self, members: Sequence[Observer]) -> None:
+        super().__init__(members[0].scheme)
+        self.members = nn.ModuleList(members)
         self.turn = 0
+
+    def grow(self, values: int) -> None:
+        """Add members that saw nothing."""
+        for _ in range(values):
+            member = copy.deepcopy(self.members[0])
+            member.reset()
+            self.members.append(member)
 
     def forward(self, x: Tensor) -> Tensor:
         """Observe a tensor of the member whose turn it is."""
@@ -121,6 +137,16 @@ class JoinedObserver(RangeObserver):
         for member in self.members:
             member.reset()
 
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
+        """Also load states of versions whose programs had one average together: it is where each begins."""
+        for place, member in enumerate(self.members):
+            start = f"{prefix}members.{place}."
+            if f"{prefix}low" in state_dict and not any(key.startswith(start) for key in state_dict):
+                whole = {name: state_dict[prefix + name] for name in ("low", "high")}
+                state_dict.update({start + name: whole.get(name, own) for name, own in member.named_buffers()})
+        state_dict.pop(f"{prefix}batches", None)
+        super()._load_from_state_dict(state_dict, prefix, *args)
+
     def _update(self, rows: Tensor, seen: object) -> None:
         raise AssertionError("its members observe")
 
@@ -132,10 +158,38 @@ class JoinedObserver(RangeObserver):
 
 
 class SharedFakeQuantize(FakeQuantize):
-    """A fake quantiser of several values with one range, such as the inputs of a concatenation."""
+    """A fake quantiser of several values with one range, such as the inputs of a concatenation, or a layer's input in
+    several programs.
 
-    def __init__(self, scheme: QScheme, members: int, kind: str, **options: Any) -> None:
-        super().__init__(JoinedObserver(scheme, members, kind, **options))
+    Args:
+        members: as for `JoinedObserver`.
+    """
+
+    def __init__(self, members: Sequence[Observer]) -> None:
+        super().__init__(JoinedObserver(members))
+
+    @classmethod
+    def begun_as(cls, one: FakeQuantize) -> SharedFakeQuantize:
+        """The same with `one`, which has a single value so far, as the first of several."""
+        shared = cls([one.observer]).to(one.scale.device)
+        assert isinstance(shared.observer, JoinedObserver)
+        shared.observer.join()
+        shared.observer.given = one.observer.given
+        shared.train(one.training)
+        shared.load_state_dict(dict(one.named_buffers(recurse=False)), strict=False)
+        shared.name = shared.observer.name = one.name
+        return shared
+
+    @property
+    def values(self) -> int:
+        """How many values it has."""
+        assert isinstance(self.observer, JoinedObserver)
+        return len(self.observer.members)
+
+    def grow(self, values: int) -> None:
+        """Add values, whose numbers follow those of the others."""
+        assert isinstance(self.observer, JoinedObserver)
+        self.observer.grow(values)
 
     def at(self, member: int, x: Tensor, clamp: tuple[float, float] = NO_CLAMP) -> Tensor:
         """Observe and round the value number `member`."""

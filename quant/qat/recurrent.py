@@ -6,6 +6,7 @@ sequences, which torch's own kernels compute first: the first state is all zeros
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -28,7 +29,13 @@ from quant.static.weights import dequantized_rows
 
 
 def trained(
-    runner: GraphRunner, step: Step, values: dict[int, Any], states: dict[int, Any], *, rounding: bool
+    runner: GraphRunner,
+    step: Step,
+    values: dict[int, Any],
+    states: dict[int, Any],
+    *,
+    rounding: bool,
+    number: Callable[[str, int], int],
 ) -> dict[int, Any]:
     """The values of a recurrent step, by node: its result, and the output sequence, rounded where integers read it.
 
@@ -36,13 +43,15 @@ def trained(
         values: of the nodes before, as the input's products read them.
         states: the same, as the layer carries them on.
         rounding: round the weights.
+        number: as `TrainingRunner.number`.
     """
     node = runner.graph.nodes[step.nodes[0]]
     module = attribute(runner.root, node.target)
     input, hx = recurrent_call(node, runner.root, values.__getitem__, states.__getitem__)
     args = (input,) if hx is None else (input, hx)
     ranges = {
-        name: _InnerRange(runner, slot, (node.target, name)) for name, slot in runner.fused.inner_slots(step).items()
+        name: _InnerRange(runner, slot, (node.target, name), number)
+        for name, slot in runner.fused.inner_slots(step).items()
     }
     weights = _rounded(step, module) if rounding else {}
     result: Any = None
@@ -68,10 +77,10 @@ def trained(
 class _InnerRange:
     """A fake quantiser that observes whole sequences and rounds single steps."""
 
-    def __init__(self, runner: GraphRunner, slot: str, key: tuple[str, str]) -> None:
+    def __init__(self, runner: GraphRunner, slot: str, key: tuple[str, str], number: Callable[[str, int], int]) -> None:
         self.quantizer: Any = runner.observer(slot)
         shared = runner.fused.slots[slot]
-        self.place = len(shared.observed) + shared.inner.index(key)
+        self.number = number(slot, len(shared.observed) + shared.inner.index(key))
 
     @property
     def quantizing(self) -> bool:
@@ -79,7 +88,7 @@ class _InnerRange:
 
     def look(self, x: Tensor) -> Tensor:
         shared = isinstance(self.quantizer, SharedFakeQuantize)
-        seen: Tensor = self.quantizer.at(self.place, x) if shared else self.quantizer(x)
+        seen: Tensor = self.quantizer.at(self.number, x) if shared else self.quantizer(x)
         return seen
 
     def round(self, x: Tensor) -> Tensor:

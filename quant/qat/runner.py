@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -22,7 +22,7 @@ from quant.ops.registered import Registered
 from quant.ops.step import Step, is_recurrent
 from quant.qat import batch_norm
 from quant.qat.dynamic import call_rounded
-from quant.qat.fake_quantizers import SharedFakeQuantize, weight_key
+from quant.qat.fake_quantizers import SharedFakeQuantize, values_of, weight_key
 from quant.qat.finite_inputs import finite_inputs
 from quant.qat.ranks import warn_of_ranks
 from quant.qat.recurrent import trained
@@ -75,6 +75,7 @@ class TrainingRunner(GraphRunner):
         self._places = {
             value: (slot.name, place) for slot in fused.slots.values() for place, value in enumerate(slot.observed)
         }
+        self._before: dict[str, int] = {}
         self._dead, self._both = last_readers(fused), fused.read_both_ways()
         self._first: tuple[GraphRunner, ...] = (self,)
         self._untrained: bool | None = None
@@ -130,6 +131,27 @@ class TrainingRunner(GraphRunner):
                 one.set_observing(bool(model.observing))
                 one.set_quantizing(bool(model.quantizing))
         self.synced = first.synced
+        self._join_ranges(first.programs())
+
+    def number(self, slot: str, place: int) -> int:
+        """The number of a slot's value in its `SharedFakeQuantize`, which may have values of other programs."""
+        return self._before.get(slot, 0) + place
+
+    @torch.inference_mode(False)
+    def _join_ranges(self, others: Sequence[GraphRunner]) -> None:
+        """Give this program's values moving ranges of their own in the fake quantisers that it shares with others."""
+        for slot in self.fused.slots.values():
+            quantizer = self.observer(slot.name)
+            holders = [(one, name) for one in others for name in one.fused.slots if one.observer(name) is quantizer]
+            if not holders:
+                continue
+            if isinstance(quantizer, FakeQuantize) and quantizer.observer.follows_batches:
+                quantizer = SharedFakeQuantize.begun_as(quantizer)
+                for one, name in (*holders, (self, slot.name)):
+                    one.set_observer(name, quantizer)
+            if isinstance(quantizer, SharedFakeQuantize):
+                self._before[slot.name] = quantizer.values
+                quantizer.grow(values_of(slot))
 
     def _is_untrained(self) -> bool:
         """Whether other programs of the module have seen data and this one has not, or not for all values."""
@@ -173,7 +195,8 @@ class TrainingRunner(GraphRunner):
             if is_recurrent(step):
                 if evaluates:
                     self.note_nonfinite(step, values)
-                values.update(trained(self, step, seen, values, rounding=self.is_on("rounding")))
+                rounding = self.is_on("rounding")
+                values.update(trained(self, step, seen, values, rounding=rounding, number=self.number))
                 if isinstance(step.operator, Cell):  # the loop carries its state unrounded; other readers read integers
                     kept = rounded if step.output in self._both else values
                     kept[step.output] = self._observed(step, values[step.output], NO_CLAMP)
@@ -234,7 +257,7 @@ class TrainingRunner(GraphRunner):
         slot, place = self._places[step.output]
         quantizer = self.observer(slot)
         if isinstance(quantizer, SharedFakeQuantize):
-            return quantizer.at(place, value, clamp)
+            return quantizer.at(self.number(slot, place), value, clamp)
         if isinstance(quantizer, FakeQuantize):
             return quantizer(value, clamp)
         value = value if clamp == NO_CLAMP else torch.clamp(value, *clamp)

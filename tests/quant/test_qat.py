@@ -300,6 +300,74 @@ def test_values_that_share_a_range_are_not_averaged() -> None:
         assert float(known.scale) == pytest.approx(float((values.max() - values.min()) / 255), rel=0.02)
 
 
+class Scaled(nn.Module):
+    """Two linear layers, with a factor between them in a program of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(8, 8), nn.Linear(8, 4)
+
+    def forward(self, x: Tensor, scale: float = 1.0) -> Tensor:
+        return self.last(self.first(x) * scale)
+
+
+@pytest.mark.parametrize("calls", [["shown", "in training"], ["shown", "an example"], ["calibrated", "calibrated"]])
+@pytest.mark.parametrize("times", [1, 40])
+def test_values_that_programs_share_are_not_averaged(calls: list[str], times: int) -> None:
+    """As in calibration, a shared range is that of all programs, in whatever order and number their calls come."""
+    torch.manual_seed(0)
+    model, x = Scaled().eval(), torch.randn(64, 8)
+    if calls[0] == "calibrated":
+        calibrated = quant.prepare(model, x)
+        calibrated(x), calibrated(x, 10.0)
+        prepared = quant.prepare_qat(calibrated)
+    else:
+        prepared = quant.prepare_qat(model, x, examples=[(x, 10.0)] if "an example" in calls else [])
+    prepared.train()
+    with torch.no_grad():
+        for _ in range(times):
+            prepared(x), prepared(x, 10.0)
+        prepared.eval()
+        q, expected = quant.convert(prepared), model(x, 10.0)
+        assert float((q(x, 10.0) - expected).norm() / expected.norm()) < 0.02
+        torch.testing.assert_close(q(x, 10.0), prepared(x, 10.0), rtol=0.0, atol=1e-4)
+
+
+def test_ranges_of_a_further_program_begin_as_the_switches_are() -> None:
+    torch.manual_seed(0)
+    model, x = Scaled(), torch.randn(64, 8)
+    prepared = quant.prepare_qat(model, x).train()
+    prepared(x)
+    before = {name: runners(prepared)[""].qparams(name) for name in runners(prepared)[""].fused.slots}
+    freeze_ranges(prepared)
+    prepared(x, 10.0)
+    runner = runners(prepared)[""]
+    assert len(runner.programs()) == 2
+    assert {name: runner.qparams(name) for name in before} == before
+    freeze_ranges(prepared, False)
+    prepared(x, 10.0)
+    assert runner.qparams("first").scale > 5 * before["first"].scale
+
+
+def test_a_checkpoint_whose_programs_had_one_average_loads() -> None:
+    torch.manual_seed(0)
+    model, x = Scaled(), torch.randn(64, 8)
+    prepared, other = (quant.prepare_qat(model, x, examples=[(x, 10.0)]) for _ in range(2))
+    prepared.train()(x)
+    prepared(x, 10.0)
+    state = prepared.state_dict()
+    old = {key: value for key, value in state.items() if ".members." not in key}
+    old |= {f"{key.removesuffix('low')}batches": torch.tensor(2) for key in old if key.endswith("observer.low")}
+    other.load_state_dict(old)
+    ours, theirs = runners(other)[""], runners(prepared)[""]
+    assert {name: ours.qparams(name) for name in ours.fused.slots} == {
+        name: theirs.qparams(name) for name in theirs.fused.slots
+    }
+    with torch.no_grad():
+        other.train()(x)
+    assert ours.qparams("first") == theirs.qparams("first")
+
+
 def test_a_checkpoint_whose_observers_were_called_points_loads() -> None:
     model, x = make("residual")
     prepared, other = quant.prepare_qat(model, x), quant.prepare_qat(model, x)

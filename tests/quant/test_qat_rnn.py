@@ -9,7 +9,7 @@ import torch
 from quant.observers import _rounding, fake_quantize
 from torch import Tensor, nn
 
-from quant import convert, parity, prepare_qat
+from quant import convert, parity, prepare, prepare_qat
 from quant.runtime.layers.recurrent import StaticRecurrent
 from quant.static.simulation import simulating
 
@@ -91,3 +91,47 @@ def test_a_cell_carries_the_state_that_it_reads_too_unrounded(kind: type[nn.RNNC
     with torch.no_grad():
         expected = prepared(x)
         assert float((convert(prepared)(x) - expected).norm() / expected.norm()) < 1e-5
+
+
+class Steps(nn.Module):
+    """A cell and a layer that a loop calls for each step of the input."""
+
+    def __init__(self, kind: type[nn.RNNCellBase]) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.cell, self.after = kind(5, 8), nn.Linear(8, 3)  # type: ignore[call-arg, arg-type]
+
+    def forward(self, x: Tensor) -> Tensor:
+        state = h = x.new_zeros(x.shape[0], 8)
+        carried = (h, state)
+        outputs = []
+        for step in range(x.shape[1]):
+            if isinstance(self.cell, nn.LSTMCell):
+                carried = self.cell(x[:, step], carried)
+                h = carried[0]
+            else:
+                h = self.cell(x[:, step], h)
+            outputs.append(self.after(h))
+        return torch.stack(outputs, 1)
+
+
+@pytest.mark.parametrize("kind", [nn.GRUCell, nn.LSTMCell])
+@pytest.mark.parametrize("start", ["float", "with examples", "calibrated"])
+def test_later_calls_may_have_more_steps(kind: type[nn.RNNCellBase], start: str) -> None:
+    model = Steps(kind).eval()
+    short, long = torch.randn(16, 3, 5), torch.randn(16, 5, 5)
+    if start == "calibrated":
+        calibrated = prepare(model, short)
+        calibrated(short), calibrated(long)
+        prepared = prepare_qat(calibrated)
+    else:
+        prepared = prepare_qat(model, short, examples=[long] if start == "with examples" else [])
+    prepared.train()
+    for x in (short, long, short):
+        prepared(x).square().mean().backward()
+    prepared.eval()
+    with torch.no_grad():
+        q = convert(prepared)
+        for x in (short, long):
+            expected = prepared(x)
+            assert float((q(x) - expected).norm() / expected.norm()) < 1e-5
