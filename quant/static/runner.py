@@ -83,7 +83,9 @@ class GraphRunner(Ranges, Programs):
         self._device = device_of(root)
         self.expected = expected_call(fused.graph, fused.slot_of, ranked=fused.ranked)
         self._observation: Observation | None = None
+        self._unknown: tuple[str, int] | None = None
         self.register_load_state_dict_post_hook(_forgive_missing_observers)  # type: ignore[no-untyped-call]
+        self.register_load_state_dict_post_hook(_explain_unknown_programs)  # type: ignore[no-untyped-call]
 
     def use(self, fused: FusedGraph, observers: Mapping[str, nn.Module]) -> None:
         """Run another fusion of the same graph, with an observer for each of its slots."""
@@ -104,6 +106,12 @@ class GraphRunner(Ranges, Programs):
                 fused = self.fused
                 self._device, self.expected = device, expected_call(self.graph, fused.slot_of, ranked=fused.ranked)
         return self
+
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *rest: Any) -> None:
+        others = f"{prefix}others."
+        places = {key.removeprefix(others).partition(".")[0] for key in state_dict if key.startswith(others)}
+        self._unknown = (prefix, len(places)) if len(places) > len(self.others) else None
+        super()._load_from_state_dict(state_dict, prefix, *rest)
 
     def run_program(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if self.dropped:
@@ -350,6 +358,22 @@ def _forgive_missing_observers(runner: nn.Module, incompatible: Any) -> None:
     missing = [key for key in incompatible.missing_keys if RESERVED in key.split(".")]
     if len(missing) >= len(keys):
         incompatible.missing_keys[:] = [key for key in incompatible.missing_keys if key not in missing]
+
+
+def _explain_unknown_programs(runner: nn.Module, incompatible: Any) -> None:
+    """In place of the keys of programs that a state has and this model has not, say how it gets them."""
+    assert isinstance(runner, GraphRunner)
+    if runner._unknown is None:
+        return
+    prefix, count = runner._unknown
+    for keys in (incompatible.missing_keys, incompatible.unexpected_keys):
+        keys[:] = [key for key in keys if not key.startswith(prefix)]
+    incompatible.unexpected_keys.append(
+        f"{prefix}others: the state is of a model that met {count} further kinds of call of "
+        f"'{runner.graph.path or type(runner.root).__name__}', and this one has met {len(runner.others)}; before "
+        "loading, give inputs of such calls as examples=[...] where the model is prepared, or call it once in each "
+        "way, in the order in which they came (one from prepare_qat, in training mode)"
+    )
 
 
 def unwrapped(model: nn.Module) -> nn.Module:

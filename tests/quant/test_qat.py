@@ -432,6 +432,32 @@ def test_a_run_that_is_resumed_equals_an_unbroken_one(recipe: str) -> None:
         torch.set_rng_state(noise)
 
 
+@pytest.mark.parametrize("prepare", [quant.prepare, quant.prepare_qat])
+def test_a_state_of_more_kinds_of_call_says_how_to_load_it(prepare: Callable[..., nn.Module]) -> None:
+    class Outer(nn.Sequential):
+        def forward(self, x: Tensor, scale: float = 1.0) -> Tensor:
+            return self[0](x, scale) if scale else x
+
+    torch.manual_seed(0)
+    x = torch.randn(64, 8)
+    for model, layer in ((Scaled().eval(), "Scaled"), (Outer(Scaled()).eval(), "Outer")):
+        prepared = prepare(model, x).train()
+        prepared(x), prepared(x, 10.0)
+        state = prepared.state_dict()
+        with pytest.raises(RuntimeError, match=rf"met 1 further kinds of call of '{layer}'.* examples=\[") as said:
+            prepare(model, x).load_state_dict(state)
+        assert "low" not in str(said.value)
+        assert len(prepare(model, x).load_state_dict(state, strict=False).unexpected_keys) == 1
+        called = prepare(model, x).train()
+        called(x, 10.0)
+        for other in (called, prepare(model, x, examples=[(x, 10.0)])):
+            other.load_state_dict(state)
+            assert all(torch.equal(value, state[key]) for key, value in other.state_dict().items())
+        del state[min(key for key in state if "bias" in key)]
+        with pytest.raises(RuntimeError, match=r"Missing key.*bias"):
+            called.load_state_dict(state)
+
+
 def _continued(prepared: nn.Module, optimizer: Any, schedule: Any, x: Tensor, noise: Tensor) -> list[Any]:
     """Losses and state of four more steps, from copies of all."""
     torch.set_rng_state(noise)
