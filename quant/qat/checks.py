@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Set
 
 import torch
 from torch import nn
@@ -12,6 +13,7 @@ from quant.observers import NoDataSeen
 from quant.qat.runner import TrainingRunner
 from quant.qat.switches import fake_quantizers
 from quant.runtime.names import full_name
+from quant.runtime.programs import RESERVED
 from quant.static.runner import runners
 
 SETTLED = 0.1
@@ -25,8 +27,7 @@ def check_optimizer(prepared: nn.Module, optimizer: torch.optim.Optimizer) -> li
         UserWarning: there are such parameters; the message names them. An optimiser built before `prepare_qat` has the
             float model's parameters, and would train nothing here.
     """
-    held = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
-    lost = [name for name, one in prepared.named_parameters() if one.requires_grad and id(one) not in held]
+    lost = _not_held(prepared, optimizer)
     if lost:
         warnings.warn(
             f"the optimiser does not hold {len(lost)} parameters that require a gradient: {_some(lost)}; give it the "
@@ -34,6 +35,31 @@ def check_optimizer(prepared: nn.Module, optimizer: torch.optim.Optimizer) -> li
             stacklevel=2,
         )
     return lost
+
+
+def check_new_parameters(prepared: nn.Module, optimizer: torch.optim.Optimizer, new: Set[int]) -> None:
+    """Warn of learned ranges that a call of another kind brought in training, and that the optimiser does not hold.
+
+    Args:
+        new: ids of the parameters that the model did not have before.
+
+    Warns:
+        UserWarning: there are such parameters; the message names them.
+    """
+    brought = {name for name, one in prepared.named_parameters() if id(one) in new and RESERVED in name.split(".")}
+    lost = [name for name in _not_held(prepared, optimizer) if name in brought]
+    if lost:
+        warnings.warn(
+            f"a call of another kind brought {len(lost)} learned ranges that the optimiser does not hold, so that they "
+            f"stay as they began: {_some(lost)}; give inputs of such calls to prepare_qat as examples=[...], or add "
+            'them by optimizer.add_param_group({"params": [...]})',
+            stacklevel=4,
+        )
+
+
+def _not_held(prepared: nn.Module, optimizer: torch.optim.Optimizer) -> list[str]:
+    held = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
+    return [name for name, one in prepared.named_parameters() if one.requires_grad and id(one) not in held]
 
 
 def check_gradients(wrapped: nn.Module) -> None:

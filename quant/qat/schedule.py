@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from quant.observers import NoDataSeen
-from quant.qat.checks import check_gradients, check_optimizer
+from quant.qat.checks import check_gradients, check_new_parameters, check_optimizer
 from quant.qat.ranks import several
 from quant.qat.switches import (
     fake_quantizers,
@@ -50,7 +50,8 @@ class QATSchedule:
             model has ranges, as from calibration.
         freeze_ranges_at, freeze_norms_at: after how many steps: by default 0.6 and 0.75 of `steps`; `steps` or more
             for never.
-        optimizer: checked to hold every parameter, see `check_optimizer`.
+        optimizer: checked to hold every parameter, see `check_optimizer`; once more when calls in training have brought
+            learned ranges.
         sync: take ranges of the joint batch of all ranks; None does so where there are several.
         log: called with the ends of all ranges, {"<layer>/low": ..., "<layer>/high": ..., "phase": 0 to 3}, and the
             number of steps, after each `log_every` steps and where a phase begins; for any logger.
@@ -83,6 +84,7 @@ class QATSchedule:
             raise ValueError(f"QATSchedule: steps is {steps}, expected how often step() will be called, at least 1")
         self.prepared, self.steps, self.count = prepared, steps, 0
         self._log, self._log_every = log, log_every
+        self._optimizer, self._checked = optimizer, {id(one) for one in prepared.parameters()}
         if observe is None:
             observe = 0 if _has_ranges(prepared) else math.ceil(OBSERVE * steps)
         self.starts = {
@@ -108,7 +110,13 @@ class QATSchedule:
         return [name for name, start in self.starts.items() if start <= self.count]
 
     def step(self) -> None:
-        """Call after each step of the optimiser."""
+        """Call after each step of the optimiser.
+
+        Warns:
+            UserWarning: calls of another kind brought learned ranges that the optimiser does not hold.
+        """
+        if self._optimizer is not None:
+            self._check_new(self._optimizer)
         before = self.phases
         self.count += 1
         begins = self.phases != before
@@ -137,6 +145,13 @@ class QATSchedule:
 
     def __repr__(self) -> str:
         return f"QATSchedule(step {self.count} of {self.steps}, now {self.phases[-1]}; begin at {self.starts})"
+
+    def _check_new(self, optimizer: torch.optim.Optimizer) -> None:
+        """Check the parameters that the model has got since the last check."""
+        now = {id(one) for one in self.prepared.parameters()}
+        if now != self._checked:
+            check_new_parameters(self.prepared, optimizer, now - self._checked)
+            self._checked = now
 
     def _apply(self) -> None:
         phases = self.phases

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 import quant
 from quant.qat import tracked_ranges
 from quant.qat.runner import TrainingRunner
+from quant.recipe import QConfig, Recipe
 
 
 def made() -> tuple[nn.Module, Tensor]:
@@ -132,6 +133,38 @@ def test_bad_schedules_are_refused() -> None:
         quant.QATSchedule(prepared, steps=10, log=3)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="log_every is 0"):
         quant.QATSchedule(prepared, steps=10, log=print, log_every=0)
+
+
+class Sides(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.left, self.right = nn.Linear(6, 6), nn.Linear(6, 6)
+
+    def forward(self, x: Tensor, right: bool = False) -> Tensor:
+        return self.right(x) if right else self.left(x)
+
+
+@pytest.mark.parametrize("learned", [True, False])
+def test_ranges_that_a_call_of_another_kind_brings_are_missed_in_the_optimiser_once(learned: bool) -> None:
+    kind = QConfig(weight_observer="lsq", activation_observer="lsq") if learned else QConfig()
+    x = torch.randn(8, 6)
+    prepared = quant.prepare_qat(Sides(), x, Recipe(default=kind)).train()
+    optimizer = torch.optim.SGD(prepared.parameters(), lr=0.01)
+    schedule = quant.QATSchedule(prepared, steps=8, observe=1, optimizer=optimizer)
+    prepared(x)
+    schedule.step()
+    before = {id(one) for one in prepared.parameters()}
+    prepared(x, True)
+    new = [one for one in prepared.parameters() if id(one) not in before]
+    if learned:
+        with pytest.warns(UserWarning, match=rf"brought {len(new)} learned ranges .*weights\.right\.scale.*examples="):
+            schedule.step()
+        optimizer.add_param_group({"params": new})
+    assert bool(new) is learned
+    for right in (False, True):
+        prepared(x, right)
+        schedule.step()
+    assert quant.check_optimizer(prepared, optimizer) == []
 
 
 def test_distillation_is_hintons() -> None:
