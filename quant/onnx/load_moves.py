@@ -9,7 +9,6 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from quant.kernels.plan_sizes import Arithmetic
@@ -329,53 +328,6 @@ def _integer_of(fill: float, range_: Range | ChannelRange, node: Node) -> int:
     if not 0 <= place <= 255 or abs(steps - round(steps)) > 1e-3:
         raise NotTranslated(f"{node}: fills with {fill}, which is none of its input's 256 values")
     return place
-
-
-@translates("Resize")
-def _resize(plan: PlanWriter, node: Node) -> Value:
-    value, factors, at = plan.value(node, 0), plan.array(node, 2), node.attributes
-    own = plan.integer_form(value, node)
-    mode, places = at.get("mode", b"nearest").decode(), at.get("coordinate_transformation_mode", b"half_pixel").decode()
-    known = {("nearest", "asymmetric"): None, ("linear", "half_pixel"): False, ("linear", "align_corners"): True,
-             ("linear", "pytorch_half_pixel"): False}  # fmt: skip
-    floors = mode != "nearest" or at.get("nearest_mode") == b"floor"
-    if any(at.get(name) for name in ("antialias", "axes", "exclude_outside")):
-        raise NotTranslated(f"{node}: resizes with antialias, along axes, or without what is outside")
-    if factors is None or (mode, places) not in known or not floors or factors.numel() < 3 or own.range == UNKNOWN:
-        raise NotTranslated(f"{node}: resizes in the mode {mode} with {places}, or to sizes: expected what torch has")
-    spatial = factors.reshape(-1)[2:].tolist()
-    if factors.reshape(-1)[:2].tolist() != [1.0, 1.0]:
-        raise NotTranslated(f"{node}: resizes batches or channels")
-    if places == "pytorch_half_pixel" and min(spatial) < 1:  # a result of size 1 reads another place there
-        raise NotTranslated(f"{node}: makes images smaller with {places}, expected half_pixel")
-    name = {1: "linear", 2: "bilinear", 3: "trilinear"}[len(spatial)] if mode == "linear" else mode
-    settings: dict[str, Any] = {"scale_factor": tuple(spatial), "mode": name, "align_corners": known[mode, places]}
-    source, before = Register(own.register), own.range
-
-    def in_float(low: float, high: float) -> int:
-        resize = functools.partial(F.interpolate, **settings)
-        reals = plan.real(Dequantized(own), node)
-        out = plan.step(str(node), resize, (reals,), plan.ranks[reals])
-        return out if (low, high) == (-math.inf, math.inf) else plan.emit("clamp", x=Register(out), low=low, high=high)
-
-    def finish(to: Range | ChannelRange | None, low: float, high: float) -> int:
-        if not isinstance(to, Range):
-            return in_float(low, high)
-        if (low, high) != (-math.inf, math.inf):
-            return plan.round(Real(in_float(low, high)), to, node).register
-        return integers(to)
-
-    def integers(after: Range) -> int:
-        multiplier = float(torch.tensor(before.scale) / torch.tensor(after.scale))
-        return plan.emit("interpolate", q=source, zero_point=before.zero_point, multiplier=multiplier,
-                         output_zero_point=after.zero_point, **settings)  # fmt: skip
-
-    if mode == "nearest":
-        done = replace(own, register=integers(before))
-        return done if isinstance(value, Integers) else Dequantized(done)
-    if isinstance(value, Integers):
-        raise NotTranslated(f"{node}: interpolates integers, which runtimes round otherwise")
-    return Waiting(finish)
 
 
 @translates("Expand")

@@ -1,7 +1,7 @@
 """The operators of ONNX that quantised convolutional networks consist of, each as the lines of a plan.
 
 An operator is one function, registered by its name (https://onnx.ai/onnx/operators/); those that only move values are
-in `load_moves.py`. The lines have the bits of ONNX Runtime, whose optimiser joins the
+in `load_moves.py`, and Resize in `load_resizes.py`. The lines have the bits of ONNX Runtime, whose optimiser joins the
 same operators into integer kernels. What stands in float between integers is in `load_reals.py` and `load_torch.py`.
 """
 
@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from quant.kernels.reference_plan import Register
-from quant.onnx import load_reals  # noqa: F401  # it registers the operators on reals
+from quant.onnx import load_reals, load_resizes  # noqa: F401  # they register operators
 from quant.onnx.file import Node, OnnxFile
 from quant.onnx.functions import IN_TORCH, OF_TWO
 from quant.onnx.load_fusions import with_gelus, with_roundings

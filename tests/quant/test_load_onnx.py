@@ -137,6 +137,88 @@ def test_the_bits_are_those_of_onnxruntime(tmp_path: Path) -> None:
     assert all(torch.equal(loaded(x), by_onnxruntime(path, x)) for x in images())
 
 
+def resized(folder: Path, factors: list[float], attributes: dict[str, str], last: str = "y") -> Path:
+    """A file that resizes integers of a range, and gives the rounded result; 's' for that before it is rounded."""
+    helper = pytest.importorskip("onnx", reason="onnx is not installed").helper
+    pytest.importorskip("onnxruntime", reason="onnxruntime is not installed")
+    dims = ["n", "c", "d", "h", "w"][: len(factors) + 2]
+    nodes = [
+        helper.make_node("QuantizeLinear", ["x", "scale", "zero"], ["q"]),
+        helper.make_node("DequantizeLinear", ["q", "scale", "zero"], ["r"]),
+        helper.make_node("Resize", ["r", "", "factors"], ["s"], **attributes),
+        helper.make_node("QuantizeLinear", ["s", "scale", "zero"], ["t"]),
+        helper.make_node("DequantizeLinear", ["t", "scale", "zero"], ["y"]),
+    ]
+    held = [
+        helper.make_tensor("scale", 1, [], [1.0]),
+        helper.make_tensor("zero", 2, [], [0]),
+        helper.make_tensor("factors", 1, [len(factors) + 2], [1.0, 1.0, *factors]),
+    ]
+    ends = [helper.make_tensor_value_info(name, 1, [f"{one}{name}" for one in dims]) for name in ("x", last)]
+    graph = helper.make_graph(nodes, "resized", ends[:1], ends[1:], held)
+    path = folder / "resized.onnx"
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 19)], ir_version=9)
+    path.write_bytes(model.SerializeToString())
+    return path
+
+
+FACTORS = [0.1, 0.29, 1 / 3, 0.5, 0.7, 0.75, 0.9999, 1.0, 1.1, 1.25, 1.3, 1.5, 1.7, 2.0, 2.3, 3.0, 3.3, 5.0, 41.0]
+NEAREST = {"mode": "nearest", "coordinate_transformation_mode": "asymmetric", "nearest_mode": "floor"}
+COORDINATES = ["half_pixel", "align_corners", "pytorch_half_pixel"]
+
+
+@pytest.mark.parametrize("factor", FACTORS)
+def test_nearest_values_are_those_of_onnxruntime(factor: float, tmp_path: Path) -> None:
+    """For every size: torch's own size and place are other ones for some."""
+    path = resized(tmp_path, [factor], NEAREST)
+    session, loaded = session_of(path), quant.load_onnx(path)
+    for size in range(1, 256):
+        x = torch.arange(float(size)).view(1, 1, size)
+        if int(torch.tensor(size * 1.0) * torch.tensor(factor)):
+            wanted = torch.from_numpy(session.run(None, {"x": x.numpy()})[0])
+            assert torch.equal(loaded(x), wanted), f"of size {size}"
+    if factor < 1:
+        with pytest.raises(ValueError, match="empty"):
+            loaded(torch.zeros(1, 1, 1))
+
+
+@pytest.mark.parametrize("coordinates", COORDINATES)
+def test_linear_values_are_those_of_onnxruntime(coordinates: str, tmp_path: Path) -> None:
+    """But for the order in which two dimensions are rounded, which decides ties."""
+    attributes = {"mode": "linear", "coordinate_transformation_mode": coordinates}
+    drawn = torch.Generator().manual_seed(3)
+    least = 1.0 if coordinates == "pytorch_half_pixel" else 0.0
+    factors = [one for one in FACTORS if least <= one < 6]
+    for one, other in zip(factors, [*factors[5:], *factors[:5]], strict=True):
+        for last, bound in (("s", 1e-3), ("y", 1)):
+            path = resized(tmp_path, [one, other], attributes, last)
+            session, loaded = session_of(path), quant.load_onnx(path)
+            for height, width in [(10, 26), (100, 13), (22, 29), (11, 11), (30, 40)]:
+                x = torch.randint(0, 256, (2, 3, height, width), generator=drawn).float()
+                wanted = torch.from_numpy(session.run(None, {"x": x.numpy()})[0])
+                assert (ours := loaded(x)).shape == wanted.shape
+                assert (ours - wanted).abs().max() <= bound
+
+
+@pytest.mark.parametrize("coordinates", ["asymmetric", *COORDINATES])
+def test_an_image_that_keeps_its_size_is_returned(coordinates: str, tmp_path: Path) -> None:
+    """As ONNX Runtime does, whatever the factor."""
+    mode = NEAREST if coordinates == "asymmetric" else {"mode": "linear", "coordinate_transformation_mode": coordinates}
+    path = resized(tmp_path, [1.2, 1.2], mode)
+    loaded, x = quant.load_onnx(path), torch.randint(0, 256, (1, 2, 4, 3)).float()
+    assert torch.equal(loaded(x), x)
+    assert torch.equal(by_onnxruntime(path, x), x)
+
+
+@pytest.mark.parametrize("factors", [[1.7, 0.7], [1.3, 2.0], [1.1, 1.7, 0.7]])
+def test_several_dimensions_are_those_of_onnxruntime(factors: list[float], tmp_path: Path) -> None:
+    path = resized(tmp_path, factors, NEAREST)
+    loaded = quant.load_onnx(path)
+    for sizes in ([13, 10, 9], [26, 22, 20], [5, 4, 40]):
+        x = torch.randint(0, 256, (2, 3, *sizes[: len(factors)])).float()
+        assert torch.equal(loaded(x), by_onnxruntime(path, x))
+
+
 def test_a_file_of_nncf(tmp_path: Path) -> None:
     onnx = pytest.importorskip("onnx", reason="onnx is not installed")
     nncf = pytest.importorskip("nncf", reason="nncf is not installed")
