@@ -162,4 +162,5 @@ def _capture_child(watched: Watched, recorder: Recorder, path: str, captured: Ca
         _capture_children(watched, recorder, path, captured, training)
         return
     args, kwargs = copied_together(call.example)
-    _capture_unit(watched, call.module, path, args, kwargs, captured, training)
+    with call.autocast.again():
+        _capture_unit(watched, call.module, path, args, kwargs, captured, training)

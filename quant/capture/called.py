@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from quant.capture.autocast import Autocast
 from quant.capture.places import States
 from quant.capture.places import alike as found_alike
 from quant.capture.random_draws import torch_state
@@ -50,6 +51,7 @@ class Called:
         output, chance: its output in that call, and torch's random state before it; None for the island itself.
         reached: the objects outside of the model that it used in its first call.
         children: dotted names of the modules that it called.
+        autocast: torch's, in that call.
     """
 
     module: nn.Module
@@ -59,6 +61,7 @@ class Called:
     chance: Any = None
     reached: States = field(default_factory=dict)
     children: list[str] = field(default_factory=list)
+    autocast: Autocast = field(default_factory=Autocast.now)
 
 
 class IslandCalls:
@@ -115,7 +118,7 @@ class IslandCalls:
                 shows = share_memory(tensors_in(known.example)) or not share_memory(tensors_in((args, kwargs)))
                 if not (known.reason or shows):  # what it may write is seen in another argument, which is to be known
                     known.example, known.output = copied_together((args, kwargs)), None
-                    known.chance = torch_state()
+                    known.chance, known.autocast = torch_state(), Autocast.now()
 
     def enter(self, path: str, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Note that an island starts; the calls of its earlier runs are forgotten."""

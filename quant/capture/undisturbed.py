@@ -80,7 +80,8 @@ def depends_on_caller(watched: Watched, call: Called) -> bool:
     try:
         set_torch_state(call.chance)
         args, kwargs = copied_together(call.example)
-        return not near(call.output, call.module.forward(*args, **kwargs))  # as it was noted: within hooks
+        with call.autocast.again():
+            return not near(call.output, call.module.forward(*args, **kwargs))  # as it was noted: within hooks
     except Exception:  # state that its caller would have set is missing
         return True
     finally:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import queue
 import threading
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -149,3 +150,64 @@ def test_no_size_is_tried_on_a_part_that_waits_for_threads(seeded_on_one_thread:
     with torch.no_grad():
         y = model(x)
         assert float((q(x) - y).norm() / y.norm()) < 0.1
+
+
+class Casts(nn.Module):
+    """Computes in bfloat16 by autocast: two layers, and a part with two more."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(16, 32), nn.Linear(32, 16)
+        self.part = nn.Sequential(nn.Linear(16, 16), nn.ReLU(), nn.Linear(16, 16))
+
+    def forward(self, x: Tensor) -> Tensor:
+        with torch.autocast("cpu", torch.bfloat16):
+            return self.computed(x)
+
+    def computed(self, x: Tensor) -> Tensor:
+        out: Tensor = self.part(self.last(self.first(x).relu()))
+        return out
+
+
+class CastByADecorator(Casts):
+    @torch.autocast("cpu", torch.bfloat16)
+    def forward(self, x: Tensor) -> Tensor:
+        return self.computed(x)
+
+
+class CastsAPart(Casts):
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.last(self.first(x).relu())
+        with torch.autocast("cpu", torch.bfloat16):
+            y = self.part(x)
+        return x + y.float()
+
+
+CASTS = {Casts: {"first"}, CastByADecorator: {"first"}, CastsAPart: {"first", "last", "part.0"}}
+"""Those whose layers get float32, which int8 layers take."""
+
+
+@pytest.mark.parametrize("kind", CASTS)
+@pytest.mark.parametrize("trained", [False, True])
+def test_layers_under_autocast_are_captured_under_it(
+    kind: type[Casts], trained: bool, seeded_on_one_thread: None, tmp_path: Path
+) -> None:
+    model, batches = kind().eval(), list(torch.randn(4, 8, 16))
+    if trained:
+        prepared = quant.prepare_qat(model, batches[0]).train()
+        for batch in batches:
+            prepared(batch).float().square().mean().backward()
+        q = quant.convert(prepared.eval())
+    else:
+        q = quant.quantize_static(model, batches, progress=False)
+    entries = {entry.name: entry for entry in quant.summary(q) if entry.name in dict(model.named_modules())}
+    assert {name for name, entry in entries.items() if entry.outcome == "int8"} == CASTS[kind]
+    assert entries["part.2"].detail == "its input is torch.bfloat16, expected torch.float32"
+    with torch.no_grad():
+        wanted, got = model(batches[0]), q(batches[0])
+    assert got.dtype == wanted.dtype
+    assert float((got - wanted).float().norm() / wanted.float().norm()) < 0.05
+    quant.save(q, tmp_path / "casts.q8")
+    loaded = quant.load(tmp_path / "casts.q8", model=kind(), example_inputs=batches[0])
+    with torch.no_grad():
+        assert torch.equal(loaded(batches[0]), got)
