@@ -45,6 +45,7 @@ from quant.static.prepared import Prepared
 from quant.static.runner import GraphRunner, all_runners, replaying, runners
 from quant.uncompiled import is_compiled
 from quant.waiting_forwards import stop_waiting
+from quant.weight_check import check_weights
 from quant.widening import widen
 
 SYMMETRIC_U8 = QScheme(torch.uint8, 0, 255, symmetric=True)
@@ -70,6 +71,7 @@ def prepare(
         TypeError: `model` is not a module.
         RecipeError: a rule matches no module, or asks for what calibration, or no layer of the rule, can use.
         NothingQuantized: no layer of the model can be, or may be, quantised; with the reasons.
+        ValueError: a weight, or a norm's statistics, hold NaN or inf, or a variance is negative; with the layer's name.
     """
     recipe = recipe or Recipe()
     return checked(model, example_inputs, recipe, make_runner, "quant.prepare", training=False, examples=examples)
@@ -85,11 +87,13 @@ def checked(
     training: bool,
     examples: Sequence[Any] = (),
 ) -> nn.Module:
-    """As `planned`, with errors for settings of the recipe that would not be used."""
+    """As `planned`, with errors for settings of the recipe that would not be used, and for weights that hold NaN."""
     if isinstance(recipe, Recipe):  # `planned` words the error
         check_observers(recipe, verb, training=training)
     prepared = planned(model, example_inputs, recipe, make, verb, training=training, examples=examples)
-    check_settings(prepared, recipe, prepared.__dict__[RESERVED + "_prepared"].called, verb)
+    called = prepared.__dict__[RESERVED + "_prepared"].called
+    check_settings(prepared, recipe, called, verb)
+    check_weights(prepared, called, verb, training=training)
     return prepared
 
 

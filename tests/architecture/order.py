@@ -55,6 +55,7 @@ ORDER = (
     "quant.further_programs",
     "quant.called_later",
     "quant.recipe_check",
+    "quant.weight_check",
     "quant.prepare",
     "quant.qat",
     "quant.convert",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from quant.kernels import available
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
+import quant
 from quant.artefact import load, save
 from quant.compare import compare
 from quant.convert import convert
@@ -458,11 +460,71 @@ def test_float_steps_between_integers_stand_in_the_report() -> None:
 
 def test_weights_with_nan_are_refused_by_name() -> None:
     model, x = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 2)).eval(), torch.randn(4, 4)
-    model[2].weight.data[0, 0] = float("nan")
     prepared = prepare(model, x, RECIPE)
     prepared(x)
+    prepared[2].weight.data[0, 0] = float("nan")
     with pytest.raises(ValueError, match=r"layer '2': its weight holds NaN or inf"):
         convert(prepared)
+    model[2].weight.data[0, 0] = float("nan")
+    with pytest.raises(ValueError, match=r"layer '2': its weight holds NaN or inf"):
+        prepare(model, x, RECIPE)
+
+
+class Spoiled(nn.Module):
+    """A norm that is folded, norms that run as they are, a layer that no call reaches, and one value of one tensor."""
+
+    def __init__(self, name: str, value: float) -> None:
+        super().__init__()
+        layers = nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Conv2d(8, 8, 3), nn.GroupNorm(2, 8)
+        self.layers, self.unused = nn.Sequential(*layers, nn.BatchNorm2d(8)), nn.Linear(2, 2)
+        self.state_dict()[name].view(-1)[1] = value
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.layers(x)
+        return out
+
+
+SPOILED = [
+    ("layers.0.weight", math.nan, "holds NaN or inf"), ("layers.0.bias", math.inf, "holds NaN or inf"),
+    ("layers.1.weight", math.nan, "holds NaN or inf"), ("layers.1.running_mean", math.nan, "holds NaN or inf"),
+    ("layers.1.running_var", math.nan, "holds NaN or inf"), ("layers.1.running_var", -0.5, "is -0.5 at its smallest"),
+    ("layers.3.weight", -math.inf, "holds NaN or inf"), ("layers.4.bias", math.nan, "holds NaN or inf"),
+    ("layers.5.running_var", -2.0, "is -2 at its smallest"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "value", "text"), SPOILED)
+def test_the_layer_that_spoils_all_others_is_named_before_calibration(name: str, value: float, text: str) -> None:
+    layer, _, tensor = name.rpartition(".")
+    batches = [torch.randn(2, 3, 8, 8)] * 2
+    model = Spoiled(name, value).eval()
+    before = {key: one.clone() for key, one in model.state_dict().items()}
+    with pytest.raises(ValueError, match=f"layer '{layer}': its {tensor} {text}"):
+        quant.quantize_static(model, batches, progress=False)
+    assert all(torch.equal(one.nan_to_num(7), before[key].nan_to_num(7)) for key, one in model.state_dict().items())
+    if math.isfinite(value):  # a variance that training moves
+        quant.prepare_qat(model, batches[0])
+        return
+    with pytest.raises(ValueError, match=f"layer '{layer}': its {tensor} {text}"):
+        quant.prepare_qat(model, batches[0])
+
+
+def test_weights_that_no_call_reads_may_hold_nan() -> None:
+    model, x = Spoiled("unused.weight", math.nan).eval(), torch.randn(2, 3, 8, 8)
+    assert quant.quantize_static(model, [x], progress=False)(x).isfinite().all()
+
+
+def test_a_weight_of_a_function_with_nan_is_refused_by_name() -> None:
+    class Product(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(torch.full((4, 4), math.nan))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return F.linear(x, self.weight)
+
+    with pytest.raises(ValueError, match=r"layer '1\.linear_\d+': its weight holds NaN or inf"):
+        prepare(nn.Sequential(nn.Linear(4, 4), Product()).eval(), torch.randn(4, 4), RECIPE)
 
 
 def test_zeros_in_and_constant_layers_convert() -> None:
