@@ -681,3 +681,38 @@ def test_a_layer_that_is_trained_with_zeros_once_keeps_its_weight() -> None:
     with torch.no_grad():
         assert noise(model(x), p(x)) > 30
         assert noise(p(x), convert(p)(x)) > 100
+
+
+class Gained(nn.Module):
+    """A view of a convolution's output, behind a branch that calibration may not have taken."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.linear = nn.Conv2d(3, 8, 3, padding=1), nn.Linear(8 * 8 * 8, 4)
+
+    def forward(self, x: Tensor, gain: Tensor | None = None) -> Tensor:
+        y = torch.relu(self.conv(x))
+        if gain is not None:
+            y = y * gain
+        result: Tensor = self.linear(y.view(y.shape[0], -1))
+        return result
+
+
+def test_a_view_of_an_image_in_a_call_that_no_program_takes() -> None:
+    torch.manual_seed(8)
+    model, x = Gained().eval(), torch.randn(4, 3, 8, 8)
+    q = static(model, x)
+    with torch.no_grad(), pytest.warns(UncapturedCall):
+        assert noise(model(x, torch.ones(1)), q(x, torch.ones(1))) > 25
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")], ids=str)
+def test_what_is_not_finite_in_a_call_that_no_program_takes_spoils_its_own_sample(value: float) -> None:
+    torch.manual_seed(9)
+    model, x = Gained().eval(), torch.randn(4, 3, 8, 8)
+    q = static(model, x)
+    x[0, 1, 2, 3] = value
+    with torch.no_grad(), pytest.warns(UncapturedCall):
+        y = q(x, torch.ones(1))
+    assert noise(model(x, torch.ones(1))[1:], y[1:]) > 25
+    assert not torch.isfinite(y[0]).any()

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from quant.kernels import Backend, QParams, dispatch, narrow, two_bytes
 from quant.kernels.reference_ops import OpTable
+from quant.kernels.scheme import SCALE_MIN
 from quant.runtime import nonfinite
 from quant.runtime.layers.polyphase import Polyphase
 from quant.runtime.layers.products import Product, TransposedProduct
@@ -176,6 +177,8 @@ class StaticLayer(nn.Module):
         if known.alone and self.fold_gain is not None and self.fold_shift is not None:
             gain, shift = (self.product.along_channels(one, y.dim()) for one in (self.fold_gain, self.fold_shift))
             y = (y - shift) / gain
+        if x.is_contiguous():  # kernels leave images channels last, and the caller may ask for a view of them
+            y = y.contiguous()
         seen: dict[int, Any] = {}
         nonfinite.note(x, seen)
         return nonfinite.spoiled(y, seen)  # type: ignore[no-any-return]
@@ -400,12 +403,21 @@ class _LowByte:
         self.phases = None if high.phases is None else high.phases.scaled(1 / two_bytes.STEPS)
 
 
+def _extremes(x: Tensor) -> tuple[float, float]:
+    """The least and the largest value, 0 among them."""
+    return (min(float(x.amin()), 0.0), max(float(x.amax()), 0.0)) if x.numel() else (0.0, 0.0)
+
+
 def range_of_call(x: Tensor) -> tuple[Tensor, int]:
-    """Scale, float32 (), and zero point of an input's own extremes, for values that calibration may not have seen."""
-    x = x.detach()
-    low, high = (min(float(x.amin()), 0.0), max(float(x.amax()), 0.0)) if x.numel() else (0.0, 0.0)
-    if not math.isfinite(high - low) or high == low:
-        low, high = 0.0, 1.0  # samples with NaN or inf become NaN afterwards
-    scale = torch.tensor((high - low) / 255, dtype=torch.float32)
+    """Scale, float32 (), and zero point of an input's own extremes, for values that calibration may not have seen.
+
+    Samples with NaN or inf become NaN afterwards, so that only finite values count.
+    """
+    low, high = _extremes(x.detach())
+    if not math.isfinite(high - low):
+        low, high = _extremes(x.detach()[torch.isfinite(x)])
+    if high == low:
+        low, high = 0.0, 1.0
+    scale = torch.tensor(max((high - low) / 255, SCALE_MIN), dtype=torch.float32)
     zero_point = round(-low / float(scale))
     return scale, min(max(zero_point, 0), 255)
