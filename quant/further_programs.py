@@ -8,6 +8,7 @@ in all programs.
 from __future__ import annotations
 
 import contextlib
+import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -25,10 +26,12 @@ from quant.devices import device_of, tensors_on
 from quant.fusion.fuse import fuse
 from quant.fusion.fused_graph import RULES, FusedGraph, Slot
 from quant.graph import Graph, Kind
+from quant.kernels.at_fork import call_around_forks
 from quant.recipe import Recipe
 from quant.runtime.arguments import Arguments, copied, copied_together, share_memory, tensors_in
 from quant.runtime.as_forward import as_forward
 from quant.runtime.names import full_name
+from quant.runtime.own_forward import without_runner
 from quant.runtime.programs import RESERVED
 from quant.runtime.trees import Attr, leaves
 from quant.shared import add_shared
@@ -178,20 +181,31 @@ class Extender:
         return runner
 
 
+_capturing = threading.RLock()
+"""Held while a further call is captured: another thread would find neither runners nor their forwards."""
+
+
+def _renew_lock() -> None:
+    global _capturing
+    _capturing = threading.RLock()
+
+
+call_around_forks(lambda: None, _renew_lock)
+
+
 @contextlib.contextmanager
 def _own_forwards(root: nn.Module) -> Iterator[None]:
-    """Run the user's forwards within the context, in a module and all modules within it."""
-    programs = list(runners(root).values())
-    for runner in programs:
-        del runner.root.__dict__["forward"]
-        if runner.own_forward is not None:
-            runner.root.__dict__["forward"] = runner.own_forward
-    try:
-        with not_waiting(root):
-            yield
-    finally:
-        for runner in programs:
-            runner.root.__dict__["forward"] = as_forward(runner.run, runner.root, runner.own_forward)
+    """Run the user's forwards within the context, in a module and all modules within it, which have the user's children
+    alone. One thread at a time may."""
+    with _capturing, contextlib.ExitStack() as undo:
+        for runner in runners(root).values():
+            forward = runner.root.__dict__.pop("forward")
+            undo.callback(runner.root.__dict__.__setitem__, "forward", forward)
+            if runner.own_forward is not None:
+                runner.root.__dict__["forward"] = runner.own_forward
+            undo.enter_context(without_runner(runner))
+        undo.enter_context(not_waiting(root))
+        yield
 
 
 def _inside(name: str, fused: FusedGraph) -> dict[str, str]:

@@ -436,6 +436,93 @@ class EachChild(nn.Module):
         return x * len(self._modules)
 
 
+class Scaled(nn.Sequential):
+    """A sequence whose output may be scaled."""
+
+    def forward(self, x: Tensor, scale: Tensor | None = None) -> Tensor:
+        for layer in self:
+            x = layer(x)
+        return x if scale is None else x * scale
+
+
+class ScaledChildren(nn.Module):
+    """As `Scaled`, through its children."""
+
+    def __init__(self, *layers: nn.Module) -> None:
+        super().__init__()
+        self.first, self.activation, self.last = layers
+
+    def forward(self, x: Tensor, scale: Tensor | None = None) -> Tensor:
+        for layer in self.children():
+            x = layer(x)
+        return x if scale is None else x * scale
+
+
+class Around(nn.Module):
+    """An island that calls such a module."""
+
+    def __init__(self, inner: nn.Module) -> None:
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, x: Tensor, scale: Tensor | None = None) -> Tensor:
+        return self.inner(x, scale) if float(x.sum()) < 1e6 else x
+
+
+def layers_of_16() -> list[nn.Module]:
+    return [nn.Linear(16, 16), nn.ReLU(), nn.Linear(16, 16)]
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: Scaled(*layers_of_16()),
+        lambda: ScaledChildren(*layers_of_16()),
+        lambda: Around(Scaled(*layers_of_16())),
+    ],
+    ids=["Sequential", "children", "in an island"],
+)
+@pytest.mark.parametrize("training", [False, True], ids=["calibration", "training"])
+def test_a_further_program_has_the_users_children_alone(make: Callable[[], nn.Module], training: bool) -> None:
+    torch.manual_seed(0)
+    model, x, scale = make().eval(), torch.randn(8, 16), torch.rand(16)
+    prepared = quant.prepare_qat(model, (x,)) if training else quant.prepare(model, (x,))
+    prepared.train(training)
+    for call in ((x,), (x, scale)):
+        prepared(*call)
+    assert len([runner for runner in all_runners(prepared).values() if isinstance(runner, GraphRunner)]) == 2
+    q = quant.convert(prepared.eval())
+    with torch.no_grad():
+        assert decibels(model(x), q(x)) > 25
+        assert decibels(model(x, scale), q(x, scale)) > 25
+    holder = q.get_submodule("inner") if isinstance(model, Around) else q
+    assert RESERVED in holder._modules
+
+
+@torch.no_grad()
+def test_threads_add_programs_of_a_module_that_goes_through_its_children() -> None:
+    torch.manual_seed(0)
+    model, x = ScaledChildren(*layers_of_16()).eval(), torch.randn(8, 16)
+    scales = [torch.rand(16), torch.rand(8, 16), torch.rand(1, 16), torch.rand(())]
+    prepared = quant.prepare(model, x)
+    with ThreadPoolExecutor(4) as pool:
+        results = list(pool.map(lambda scale: prepared(x, scale), scales * 4))
+    for scale, result in zip(scales * 4, results, strict=True):
+        torch.testing.assert_close(result, model(x, scale))
+    assert list(prepared._modules)[-1] == RESERVED
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
+@torch.no_grad()
+def test_a_sequence_in_training_takes_inputs_of_another_dtype(dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    model, x = nn.Sequential(*layers_of_16()), torch.randn(8, 16)
+    prepared = quant.prepare_qat(model, x).train()
+    prepared(x)
+    expected = model.to(dtype)(x.to(dtype))
+    assert decibels(expected.float(), prepared.to(dtype)(x.to(dtype)).float()) > 20
+
+
 @pytest.mark.parametrize(
     "make",
     [EachChild, lambda: nn.Sequential(nn.Conv1d(4, 4, 3, padding=1), Longer(), nn.Conv1d(4, 4, 1))],
