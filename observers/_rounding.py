@@ -68,7 +68,7 @@ def as_dtype(out: Tensor, dtype: torch.dtype) -> Tensor:
 
 def gradient_inside(grad: Tensor, mask: Tensor) -> Tensor:
     """The gradient where mask is true, else 0; grad's dtype."""
-    if compiled(mask):
+    if compiled(mask) and not (torch.is_grad_enabled() and grad.requires_grad):  # for a second gradient
         passed: Tensor = torch.ops.octet.masked_gradient(grad.to(torch.float32), mask)
         return passed.to(grad.dtype)
     return torch.where(mask, grad, 0.0)

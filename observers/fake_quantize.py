@@ -22,7 +22,6 @@ from quant.observers._state import Stateful, fresh
 from quant.observers.base import EmptyAverage, NoDataSeen, Observer, RangeObserver
 from quant.observers.moving_average import MovingAverageObserver
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 
 class ScaleCollapsed(ValueError):
@@ -59,7 +58,6 @@ class _StraightThrough(torch.autograd.Function):
         return as_dtype(out, x.dtype)
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None, None]:
         (mask,) = ctx.saved_tensors
         return gradient_inside(grad, mask), None, None, None, None

@@ -30,7 +30,6 @@ from quant.observers.base import FiniteRange, NoDataSeen, all_reduce, finite_ran
 from quant.observers.fake_quantize import FakeQuantizeBase, ScaleCollapsed
 from quant.observers.histogram import HistogramObserver
 from torch import Tensor, nn
-from torch.autograd.function import once_differentiable
 
 
 class LSQFakeQuantize(FakeQuantizeBase):
@@ -287,15 +286,16 @@ class _LearnedScale(torch.autograd.Function):
         return as_dtype(out, x.dtype)
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None, None, None, None]:
         x, out, mask, scale, gradient_scale = ctx.saved_tensors
         grad_x = gradient_inside(grad, mask) if ctx.needs_input_grad[0] else None
         grad_scale = None
         if ctx.needs_input_grad[1]:
-            # (y - x) / s = round(v) - v in range, and y / s = bound - zero_point where clamped.
-            slope = torch.where(mask, out - x, out)
-            grad_scale = sum_rows(grad.to(torch.float32) * slope, ctx.scheme) / scale * gradient_scale
+            # (y - x) / s = round(v) - v in range, and y / s = bound - zero_point where clamped: constants to a second
+            # gradient, which goes straight through the rounding as the first one does.
+            with torch.no_grad():
+                slope = torch.where(mask, out - x, out)
+            grad_scale = sum_rows(grad.to(torch.float32) * slope, ctx.scheme) / scale.detach() * gradient_scale
         return grad_x, grad_scale, None, None, None
 
 
@@ -312,7 +312,6 @@ class _LearnedOffset(torch.autograd.Function):
         return as_dtype(out, x.dtype)
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None, None, None, None]:
         x, out, mask, scale, offset, gradient_scale = ctx.saved_tensors
         scheme = ctx.scheme
@@ -320,14 +319,15 @@ class _LearnedOffset(torch.autograd.Function):
         if not (ctx.needs_input_grad[1] or ctx.needs_input_grad[2]):
             return grad_x, None, None, None, None, None
         grad = grad.to(torch.float32)
-        steps = float(scheme.quant_max - scheme.quant_min)
-        clamped_low = offset < -steps * scale
-        # The zero point is clamped where the range does not reach zero; then the ends do not follow the offset.
-        pinned = (offset > 0) | clamped_low
-        low_slope, high_slope = -steps * clamped_low, steps * ~clamped_low
-        above = ~mask & (x > 0)
-        slope = torch.where(above, along_axis(high_slope, scheme, x.dim()), along_axis(low_slope, scheme, x.dim()))
-        slope = torch.where(mask, (out - x) / along_axis(scale, scheme, x.dim()), slope)
+        with torch.no_grad():
+            steps = float(scheme.quant_max - scheme.quant_min)
+            clamped_low = offset < -steps * scale
+            # The zero point is clamped where the range does not reach zero; then the ends do not follow the offset.
+            pinned = (offset > 0) | clamped_low
+            low_slope, high_slope = -steps * clamped_low, steps * ~clamped_low
+            above = ~mask & (x > 0)
+            slope = torch.where(above, along_axis(high_slope, scheme, x.dim()), along_axis(low_slope, scheme, x.dim()))
+            slope = torch.where(mask, (out - x) / along_axis(scale, scheme, x.dim()), slope)
         grad_scale = sum_rows(grad * slope, scheme) * gradient_scale
         grad_offset = sum_rows(torch.where(mask, 0.0, grad), scheme) * gradient_scale
         # A pinned offset moves only back towards where it matters.

@@ -16,7 +16,6 @@ from quant.kernels import ACTIVATION_U8, QParams, QScheme
 from quant.observers._rounding import as_dtype, round_trip, scale_and_zero_point
 from quant.observers.fake_quantize import FakeQuantizeBase, ScaleCollapsed
 from torch import Tensor, nn
-from torch.autograd.function import once_differentiable
 
 
 class PACTFakeQuantize(FakeQuantizeBase):
@@ -97,7 +96,6 @@ class _LearnedClip(torch.autograd.Function):
         return as_dtype(out, x.dtype)
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None, None, None, None]:
         x, alpha = ctx.saved_tensors
         above = x >= alpha

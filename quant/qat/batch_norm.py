@@ -30,7 +30,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.autograd.function import once_differentiable
 
 from quant.observers.base import as_plain
 from quant.observers.fake_quantize import compiled, recomputing
@@ -142,7 +141,6 @@ class _Normalise(torch.autograd.Function):
         return known(a, weight, shift, mean, inverse.square().reciprocal(), False, 0.0, 0.0)[0]
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         a, weight, mean, inverse = ctx.saved_tensors
         wanted = list(ctx.needs_input_grad[:3])

@@ -6,7 +6,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.autograd.function import once_differentiable
 
 from quant.kernels import weight_scheme
 from quant.observers.fake_quantize import compiled, fake_quantize
@@ -79,7 +78,6 @@ class _Folded(torch.autograd.Function):
         return rounded.view_as(rounded)
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
         (gain,) = ctx.saved_tensors
         return grad if gain is None else grad * gain.view(-1, *[1] * (grad.dim() - 1)), None, None
@@ -104,6 +102,5 @@ class _StraightThrough(torch.autograd.Function):
         return value.view_as(value)
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
         return grad, None

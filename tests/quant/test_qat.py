@@ -198,10 +198,16 @@ def test_batch_norm_of_a_folded_layer(affine: bool, momentum: float | None) -> N
         torch.testing.assert_close(got, expected)
     wanted = [weight, bias]
     pull = torch.randn_like(got)
-    mine = torch.autograd.grad((got * pull).sum(), [*wanted, *ours.parameters()])
-    right = torch.autograd.grad((expected * pull).sum(), [*wanted, *theirs.parameters()])
+    mine = torch.autograd.grad((got * pull).sum(), [*wanted, *ours.parameters()], create_graph=True)
+    right = torch.autograd.grad((expected * pull).sum(), [*wanted, *theirs.parameters()], create_graph=True)
     for one, other in zip(mine, right, strict=True):
         torch.testing.assert_close(one, other, atol=1e-7, rtol=1e-5)
+    for one, other in zip(
+        torch.autograd.grad(mine[0].square().sum(), [weight, *ours.parameters()], allow_unused=True),
+        torch.autograd.grad(right[0].square().sum(), [weight, *theirs.parameters()], allow_unused=True),
+        strict=True,
+    ):
+        torch.testing.assert_close(one, other, atol=1e-6, rtol=1e-5)
     for one, other in zip(ours.buffers(), theirs.buffers(), strict=True):
         torch.testing.assert_close(one, other)
 
@@ -283,6 +289,45 @@ def test_gradients_are_those_of_the_rounded_layer() -> None:
     torch.testing.assert_close(prepared.weight.grad, pull.T @ q_x)
     torch.testing.assert_close(prepared.bias.grad, pull.sum(dim=0))
     torch.testing.assert_close(x.grad, torch.where(inside, pull @ (q_weight.float() * scale[:, None]), 0.0))
+
+
+@every_model
+@every_recipe
+def test_second_gradients_agree_in_either_order(name: str, recipe: str) -> None:
+    """As a gradient penalty takes them: by the input and then the parameters, or the other way round."""
+    model, x = make(name)
+    prepared = quant.prepare_qat(model, x, Recipe(default=RECIPES[recipe]))
+    train(prepared, x, 2)
+    x.requires_grad_()
+    parameters = [one for key, one in prepared.named_parameters() if "_quant" not in key and one.dim() > 1]
+    y = prepared(x).tanh().square().sum()
+    by_x, *by_parameters = torch.autograd.grad(y, [x, *parameters], create_graph=True)
+    along_x, along = torch.randn_like(x), [torch.randn_like(one) for one in parameters]
+    first = torch.autograd.grad((by_x * along_x).sum(), parameters, retain_graph=True)
+    [second] = torch.autograd.grad(sum((one * way).sum() for one, way in zip(by_parameters, along, strict=True)), x)  # type: ignore[arg-type]
+    expected = sum(float((one * way).sum()) for one, way in zip(first, along, strict=True))
+    assert expected != 0.0
+    assert float((second * along_x).sum()) == pytest.approx(expected, rel=1e-3)
+
+
+def test_a_gradient_penalty_is_that_of_the_rounded_layers() -> None:
+    """The gradient by x of v Q(relu(Q(W) Q(x))) is (v * (Q(W) Q(x) > 0)) Q(W), and Q(W) has the gradient of W."""
+    torch.manual_seed(0)
+    model, x = nn.Sequential(nn.Linear(5, 8), nn.ReLU(), nn.Linear(8, 1)), torch.randn(7, 5)
+    prepared = quant.prepare_qat(model, x).train()
+    x.requires_grad_()
+    [by_x] = torch.autograd.grad(prepared(x).sum(), x, create_graph=True)
+    (by_x.norm(dim=1) - 1).square().mean().backward()
+    weights = []
+    for layer in (model[0], model[2]):
+        q_weight, scale = quant.kernels.quantize_weight(layer.weight)  # type: ignore[arg-type]
+        weights.append((q_weight.float() * scale[:, None]).requires_grad_())
+    on = F.linear(x, weights[0], model[0].bias) > 0  # type: ignore[arg-type]
+    expected = (weights[1] * on) @ weights[0]
+    torch.testing.assert_close(by_x, expected)
+    (expected.norm(dim=1) - 1).square().mean().backward()
+    for layer, weight in zip((prepared[0], prepared[2]), weights, strict=True):  # type: ignore[index]
+        torch.testing.assert_close(layer.weight.grad, weight.grad)
 
 
 def test_values_that_share_a_range_are_not_averaged() -> None:
