@@ -12,7 +12,7 @@ from torch import nn
 
 from quant.kernels.at_fork import forked_lock
 from quant.runtime.matching import CaptureMismatch
-from quant.runtime.programs import RESERVED, Programs
+from quant.runtime.programs import HIDDEN, RESERVED, Programs
 
 _lock = forked_lock()
 _falling_back: contextvars.ContextVar[bool] = contextvars.ContextVar("octet_falling_back", default=False)
@@ -45,6 +45,7 @@ def without_runner(runner: Programs) -> Iterator[None]:
     children = runner.root._modules
     with _lock:
         runner.hidden += 1
+        runner.root.__dict__[HIDDEN] = runner
         children.pop(RESERVED, None)
     try:
         yield
@@ -53,6 +54,7 @@ def without_runner(runner: Programs) -> Iterator[None]:
             runner.hidden -= 1
             if not runner.hidden:
                 children[RESERVED] = runner
+                runner.root.__dict__.pop(HIDDEN, None)
 
 
 def run_own_forward(

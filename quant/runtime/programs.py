@@ -17,6 +17,9 @@ P = TypeVar("P", bound="Programs")
 RESERVED = "_quant"
 """The name of the child that runs a captured module; the only name that prepare adds to a model."""
 
+HIDDEN = f"{RESERVED}_hidden"
+"""The attribute of a captured module that holds its runner while that is no child."""
+
 
 class Programs(nn.Module):
     """One program of a captured module; a module's first program holds the others.
@@ -43,7 +46,9 @@ class Programs(nn.Module):
         return [self, *self.others]
 
     def run(self, *args: Any, **kwargs: Any) -> Any:
-        """The captured module's forward."""
+        """The captured module's forward. Libraries bind its function to the module, as they may any forward's."""
+        if not isinstance(self, Programs):
+            return runner_of(self).run(*args, **kwargs)  # type: ignore[unreachable]
         try:
             return self.run_program(args, kwargs)
         except CaptureMismatch as mismatch:
@@ -81,3 +86,14 @@ class Programs(nn.Module):
             with contextlib.suppress(CaptureMismatch):
                 return other.run_program(args, kwargs)
         return self.run_unlike(mismatch, args, kwargs)
+
+
+def runner_of(module: nn.Module) -> Programs:
+    """What runs a captured module, also while another thread has it hidden from the children."""
+    for held in (module._modules, module.__dict__, module._modules):
+        runner = held.get(HIDDEN if held is module.__dict__ else RESERVED)
+        if isinstance(runner, Programs):
+            return runner
+    raise AttributeError(
+        f"{type(module).__name__} has no '{RESERVED}', which ran it; it was removed after quantisation"
+    )

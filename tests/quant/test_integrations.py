@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import subprocess
 import sys
+import types
 from pathlib import Path
 from typing import Any
 
@@ -186,3 +188,60 @@ def test_transformers(tmp_path: Path) -> None:
     assert second.schedule.starts == callback.schedule.starts
     for key, value in model.state_dict().items():
         assert torch.equal(resumed.state_dict()[key], value), key
+
+
+@pytest.mark.parametrize("job", ["training", "calibration", "static"])
+def test_accelerate_in_bfloat16(job: str) -> None:
+    accelerate = pytest.importorskip("accelerate", reason="accelerate is not installed")
+    torch.manual_seed(0)
+    model, x = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 4)).eval(), torch.randn(32, 6)
+    jobs = {"training": quant.prepare_qat, "calibration": quant.prepare}
+    made = jobs[job](model, x) if job in jobs else quant.quantize_static(model, [x], progress=False)
+    run = accelerate.Accelerator(cpu=True, mixed_precision="bf16")
+    prepared = run.prepare(made)
+    if job == "training":
+        run.backward(prepared.train()(x).sum())
+        prepared.eval()
+    with torch.no_grad():
+        torch.testing.assert_close(prepared(x), model(x), atol=0.05, rtol=0.05)
+        if job != "static":
+            converted = quant.convert(run.unwrap_model(prepared))
+            torch.testing.assert_close(converted(x), model(x), atol=0.05, rtol=0.05)
+
+
+def test_transformers_in_bfloat16(tmp_path: Path) -> None:
+    transformers = pytest.importorskip("transformers", reason="transformers is not installed")
+    pytest.importorskip("accelerate", reason="accelerate is not installed")
+
+    class Scored(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.last = nn.Linear(6, 8), nn.Linear(8, 4)
+
+        def forward(self, x: Tensor, labels: Tensor) -> dict[str, Tensor]:
+            y = self.last(self.first(x).relu())
+            return {"loss": F.cross_entropy(y, labels), "logits": y}
+
+    x, labels = torch.randn(32, 6), torch.arange(32) % 4
+    prepared = quant.prepare_qat(Scored(), (x, labels))
+    data = [{"x": one, "labels": label} for one, label in zip(x, labels, strict=True)]
+    arguments = transformers.TrainingArguments(
+        str(tmp_path), max_steps=3, use_cpu=True, bf16=True, report_to=[], save_strategy="no", disable_tqdm=True
+    )
+    trainer = transformers.Trainer(prepared, arguments, train_dataset=data)
+    trainer.train()
+    assert {entry.name for entry in quant.summary(quant.convert(trainer.model)) if entry.outcome == "int8"} >= {
+        "first",
+        "last",
+    }
+
+
+@torch.no_grad()
+def test_the_function_of_a_forward_may_be_bound_to_the_model() -> None:
+    torch.manual_seed(0)
+    model, x = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 4)).eval(), torch.randn(32, 6)
+    for made in (quant.prepare(model, x), quant.quantize_static(model, [x], progress=False)):
+        expected = made(x)
+        made.forward = types.MethodType(made.forward.__func__, made)  # type: ignore[union-attr]
+        assert torch.equal(made(x), expected)
+        assert torch.equal(copy.deepcopy(made)(x), expected)
