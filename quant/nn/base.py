@@ -80,6 +80,17 @@ def as_float32(x: Tensor) -> Tensor:
     return x.float() if x.is_floating_point() else x  # `to` takes twice the time of a small row's cast
 
 
+def takes_half(x: Any) -> bool:
+    """Whether a float32 layer takes this input for one of a half type: under autocast, where float layers give such."""
+    return isinstance(x, Tensor) and x.dtype in HALVES and torch.is_autocast_enabled(x.device.type)
+
+
+def output_dtype(dtype: torch.dtype, x: Any) -> torch.dtype:
+    """The dtype of what a layer of this type gives for an input."""
+    given: torch.dtype = x.dtype if dtype is torch.float32 and takes_half(x) else dtype
+    return given
+
+
 @dataclass(frozen=True)
 class QuantizedWeight:
     """An int8 weight with its scales.

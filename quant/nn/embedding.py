@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from quant.kernels import dispatch, narrow
 from quant.kernels.backends.compiled import direct
 from quant.kernels.tables import TABLE_BITS, pack_table, unpack_rows
-from quant.nn.base import QuantizedWeight, as_float32, check_groups, scripted_as
+from quant.nn.base import QuantizedWeight, as_float32, check_groups, scripted_as, takes_half
 from quant.recipe import QConfig, RecipeError
 from quant.runtime.layers.quant_module import REFUSALS, QuantModule, dequantize_weight
 
@@ -125,6 +125,8 @@ class EmbeddingBag(_Table):
     def _dispatch(
         self, input: Tensor, offsets: Tensor, weights: Tensor | None, include_last_offset: bool, padding_idx: int
     ) -> Tensor:
+        if takes_half(weights):
+            weights = as_float32(weights)  # type: ignore[arg-type]
         try:
             return dispatch.current(self.backend).embedding_bag(
                 self.rows,

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from quant.kernels import dispatch, narrow
 from quant.kernels.backends.compiled import direct
-from quant.nn.base import QuantizedWeight, as_float32, scripted_as
+from quant.nn.base import QuantizedWeight, as_float32, output_dtype, scripted_as, takes_half
 from quant.recipe import QConfig
 from quant.runtime.layers.quant_module import REFUSALS, QuantModule, dequantize_weight, frozen
 
@@ -66,8 +66,14 @@ class Linear(QuantModule):
 
     @scripted_as(_scripted)
     def forward(self, input: Tensor) -> Tensor:
-        """(..., in_features) -> (..., out_features), both of `dtype`; a half type's layer takes any float type."""
-        is_half = self.dtype is not torch.float32
+        """(..., in_features) -> (..., out_features), both of `dtype`; a half type's layer takes any float type.
+
+        Under autocast a half input gives its own dtype.
+        """
+        dtype = self.dtype
+        is_half = dtype is not torch.float32
+        if not is_half and type(input) is Tensor and input.dtype is not torch.float32 and takes_half(input):
+            dtype, is_half = input.dtype, True
         if is_half:
             input = as_float32(input)
         # Tensors not by attribute, which costs half a microsecond each: a small layer takes two and a half in all.
@@ -82,23 +88,26 @@ class Linear(QuantModule):
                 y: Tensor = _linear_dynamic_plain(
                     input, buffers["q_weight"], buffers["scale"], self._parameters["bias"]
                 )
-                return y.to(self.dtype) if is_half else y
+                return y.to(dtype) if is_half else y
         except REFUSALS as error:
             raise self._named(error) from error
-        return self._dispatch(input, self.q_weight, self.scale, self.bias).to(self.dtype)
+        return self._dispatch(input, self.q_weight, self.scale, self.bias).to(dtype)
 
     @torch.jit.export
     def outputs(self, input: Tensor, first: int, last: int) -> Tensor:
         """Only the outputs [first, last): (..., last - first), of `dtype`."""
-        if self.dtype != torch.float32:
+        dtype = self.dtype
+        if not torch.jit.is_scripting():
+            dtype = output_dtype(dtype, input)
+        if dtype != torch.float32:
             input = as_float32(input)
         if self.q_weight.dtype == torch.uint8 and (first % 64 != 0 or (last % 64 != 0 and last != self.out_features)):
-            return self.forward(input)[..., first:last]  # a narrow weight's outputs lie in panels of 64
+            return self.forward(input).to(dtype)[..., first:last]  # a narrow weight's outputs lie in panels of 64
         q_weight, scale, bias = self.q_weight[first:last], self.scale[first:last], self.bias
         part = None if bias is None else bias[first:last]
         if torch.jit.is_scripting():
-            return self._compiled(input, q_weight, scale, part).to(self.dtype)
-        return self._dispatch(input, q_weight, scale, part).to(self.dtype)
+            return self._compiled(input, q_weight, scale, part).to(dtype)
+        return self._dispatch(input, q_weight, scale, part).to(dtype)
 
     def _compiled(self, input: Tensor, q_weight: Tensor, scale: Tensor, bias: Tensor | None) -> Tensor:
         return torch.ops.octet.linear_dynamic(  # type: ignore[no-any-return]

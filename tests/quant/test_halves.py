@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_sequence
 
 import quant
+from quant.runtime.trees import leaves
 
 HALVES = pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=["bf16", "fp16"])
 
@@ -264,3 +265,30 @@ def test_a_half_layer_may_be_the_whole_static_model(kind: str, dtype: torch.dtyp
     q = quant.quantize_static(layer.to(dtype), [given], progress=False)
     assert {one.dtype for one in tensors(q(*given))} == {dtype}
     assert error(expected, q(*given)) < 0.05
+
+
+FLOAT_LAYERS = {
+    "Linear": lambda: nn.Linear(16, 16),
+    "LSTM": lambda: nn.LSTM(16, 16, 2, bidirectional=True),
+    "GRU": lambda: nn.GRU(16, 16),
+    "LSTMCell": lambda: nn.LSTMCell(16, 16),
+    "GRUCell": lambda: nn.GRUCell(16, 16),
+    "MultiheadAttention": lambda: nn.MultiheadAttention(16, 2),
+}
+
+
+@pytest.mark.parametrize("name", FLOAT_LAYERS)
+@torch.no_grad()
+def test_a_float32_layer_takes_a_half_input_under_autocast_alone(name: str) -> None:
+    torch.manual_seed(0)
+    model = FLOAT_LAYERS[name]().eval()
+    q, x = quant.quantize_dynamic(model), torch.randn(5, 2, 16).bfloat16()
+    x = x[0] if name.endswith("Cell") else x
+    given = (x, x[:3], x[:3]) if name == "MultiheadAttention" else (x,)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        got, expected = list(leaves(q(*given))), list(leaves(model(*given)))
+    for mine, theirs in zip(got, expected, strict=True):
+        assert mine.dtype == torch.bfloat16
+        torch.testing.assert_close(mine.float(), theirs.float(), atol=0.05, rtol=0.05)
+    with pytest.raises(TypeError, match=r"expected Float; call it with x\.float\(\), or under torch\.autocast"):
+        q(*given)

@@ -3,6 +3,7 @@
 import torch
 from torch import Tensor, nn
 
+from quant.nn.base import output_dtype
 from quant.nn.recurrent.direction import Direction
 from quant.recipe import QConfig
 from quant.recurrent_layers import kind_of, sizes_of, tensors_of
@@ -17,8 +18,11 @@ class RecurrentCell(Int8Cell):
         super().__init__(sizes_of(module), bias=tensors.bias_ih is not None)
         self.direction = Direction(kind_of(module), tensors, qconfig)
 
-    def _out(self, state: Tensor) -> Tensor:
-        return state if self.dtype == torch.float32 else state.to(self.dtype)
+    def _out(self, state: Tensor, input: Tensor) -> Tensor:
+        dtype = self.dtype
+        if not torch.jit.is_scripting():
+            dtype = output_dtype(dtype, input)
+        return state if dtype == torch.float32 else state.to(dtype)
 
     def _check(self, input: Tensor) -> None:
         if torch.jit.is_tracing():
@@ -43,7 +47,7 @@ class OneStateCell(RecurrentCell):
         else:
             h = hx if batched else hx.unsqueeze(0)
         _, h, _ = self.direction(x.unsqueeze(0), None, h, None)
-        h = self._out(h)
+        h = self._out(h, input)
         return h if batched else h.squeeze(0)
 
 
@@ -63,5 +67,5 @@ class TwoStateCell(RecurrentCell):
             if not batched:
                 h, c = h.unsqueeze(0), c.unsqueeze(0)
         _, h, c = self.direction(x.unsqueeze(0), None, h, c)
-        h, c = self._out(h), self._out(c)
+        h, c = self._out(h, input), self._out(c, input)
         return (h, c) if batched else (h.squeeze(0), c.squeeze(0))

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from quant.kernels import Backend, dispatch
 from quant.kernels.recurrent.kind import RecurrentKind
-from quant.nn.base import QuantizedWeight, as_float32, check_groups
+from quant.nn.base import QuantizedWeight, as_float32, check_groups, takes_half
 from quant.recipe import QConfig
 from quant.recurrent_layers import Tensors
 from quant.runtime.layers.quant_module import REFUSALS
@@ -75,7 +75,10 @@ class Direction(Int8Direction):
 
         What comes out is float32 whatever `dtype` is: it may be the next layer's input.
         """
-        if self.dtype != torch.float32:
+        half = self.dtype != torch.float32
+        if not torch.jit.is_scripting():
+            half = half or takes_half(input) or takes_half(h) or takes_half(c)
+        if half:
             input, h = as_float32(input), as_float32(h)
             c = None if c is None else as_float32(c)
         if self.terms == 2:

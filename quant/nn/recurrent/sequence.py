@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence
 
+from quant.nn.base import output_dtype
 from quant.nn.recurrent.direction import Direction
 from quant.recipe import QConfig
 from quant.recurrent_layers import directions_of, kind_of, sizes_of, tensors_of
@@ -43,6 +44,9 @@ class RecurrentSequence(Int8Sequence):
         self, input: Tensor, batch_sizes: Tensor | None, h: Tensor, c: Tensor | None
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Every layer over a time-major input; h and c are (layers * directions, batch, size)."""
+        dtype = self.dtype
+        if not torch.jit.is_scripting():
+            dtype = output_dtype(dtype, input)
         finals: list[Tensor] = []
         cells: list[Tensor] = []
         outputs: list[Tensor] = []
@@ -56,7 +60,7 @@ class RecurrentSequence(Int8Sequence):
                 outputs = []
                 if self.training and self.dropout > 0 and index + 1 < self.num_layers * self.num_directions:
                     input = torch.dropout(input, self.dropout, True)
-        return input.to(self.dtype), torch.stack(finals).to(self.dtype), torch.stack(cells).to(self.dtype)
+        return input.to(dtype), torch.stack(finals).to(dtype), torch.stack(cells).to(dtype)
 
     def _check_input(self, input: Tensor, packed: bool) -> None:
         if torch.jit.is_tracing():

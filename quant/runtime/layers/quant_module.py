@@ -127,7 +127,9 @@ def named(error: Exception, name: str, kind: str) -> Exception:
     where = f"layer {name or '(root)'!r} ({kind})"
     if isinstance(error, NotImplementedError):  # torch's, in pages, of an operator that no other device has
         return TypeError(f"{where}: expected tensors on the CPU, where int8 layers run: call it with x.cpu()")
-    return type(error)(f"{where}: {error}")
+    is_half = any(f"is {half}, expected Float" in str(error) for half in ("BFloat16", "Half"))
+    other = "; call it with x.float(), or under torch.autocast" if is_half else ""
+    return type(error)(f"{where}: {error}{other}")
 
 
 def frozen(parameter: Tensor | None) -> nn.Parameter | None:
