@@ -8,7 +8,7 @@ step's own error, so the list is sorted by it. `error_parts.py` takes it apart, 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -127,12 +127,16 @@ def compare(model: nn.Module, converted: nn.Module, batches: Iterable[Any]) -> C
         batches: as for `quant.calibrate.run`: tensors, tuples or dicts; of an (input, label) pair the input is used.
 
     Raises:
-        ValueError: `converted` has no int8 layers, or `batches` is empty.
-        TypeError: `batches` is a single batch.
+        ValueError: `converted` has no int8 layers, or `batches` is empty; or `model` is not the model that it was made
+            from, with the first module that it does not have.
+        TypeError: `batches` is a single batch, or `model` is no module.
     """
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"quant.compare: model is a {type(model).__name__}, expected the float nn.Module")
     units = units_of(converted)
     if not units:
         raise ValueError("quant.compare: expected a model from quant.convert, with integer layers in it")
+    _check_parts(model, converted, units)
     check_batches(batches, "quant.compare")
     model = _as_captured(like(model, converted), converted)
     settings = _settings(converted)
@@ -160,6 +164,27 @@ def compare(model: nn.Module, converted: nn.Module, batches: Iterable[Any]) -> C
         raise ValueError("quant.compare: no batch came, or no integer step ran; give at least one batch")
     errors = sorted((total.error(name) for name, total in sums.items()), key=lambda error: error.own_sqnr)
     return Comparison(tuple(errors), _unreached(units, sums), tuple(sums), tuple(sorted(outside)))
+
+
+def _check_parts(model: nn.Module, converted: nn.Module, units: Mapping[str, nn.Module]) -> None:
+    """Raise ValueError for the first captured module, or int8 layer, that the float model does not have."""
+    known = {name for name, _ in model.named_modules(remove_duplicate=False)}
+    for name in (*units, *_int8_layers(converted)):
+        if name not in known:
+            raise ValueError(
+                f"quant.compare: the int8 model has {name!r}, which {type(model).__name__} does not have; give the "
+                "float model that it was made from"
+            )
+
+
+def _int8_layers(module: nn.Module, path: str = "") -> Iterator[str]:
+    """The dotted names of the int8 layers that stand for float ones, and not those that they consist of."""
+    if isinstance(module, (StaticLayer, QuantModule)):
+        yield path
+        return
+    for name, child in module.named_children():
+        if name != RESERVED:
+            yield from _int8_layers(child, full_name(path, name))
 
 
 def _as_captured(model: nn.Module, converted: nn.Module) -> nn.Module:

@@ -30,7 +30,15 @@ def report_html(
         comparison: from `quant.compare`; without it the page has no errors and no histograms.
         prepared: the prepared model that `converted` comes from; adds the suspicions of calibration.
         title: of the page; the model's class where it is empty.
+
+    Raises:
+        TypeError: `comparison` is something else.
     """
+    if comparison is not None and not isinstance(comparison, Comparison):
+        raise TypeError(
+            f"quant.report_html: comparison is a {type(comparison).__name__}, expected what "
+            "quant.compare(model, converted, batches) gives, or None"
+        )
     name = title or type(converted).__name__
     report = summary(converted)
     rows = ranges(prepared) if prepared is not None else []

@@ -296,6 +296,26 @@ class InPlace(nn.Module):
         return self.last(y)
 
 
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_another_float_model_is_refused_with_what_it_does_not_have(dynamic: bool) -> None:
+    model = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 4), nn.LSTM(4, 4)).eval()
+    batches = [torch.randn(3, 5, 4)]
+    if dynamic:
+        converted = quantize_dynamic(model)
+    else:
+        prepared = prepare(model, batches[0])
+        prepared(*batches)
+        converted = convert(prepared)
+    assert compare(model, converted, batches).steps
+    message = r"quant.compare: the int8 model has '\d', which Linear does not have; give the float model"
+    with pytest.raises(ValueError, match=message):
+        compare(nn.Linear(4, 4), converted, batches)
+    with pytest.raises(ValueError, match=r"the int8 model has '2', which Sequential does not have"):
+        compare(nn.Sequential(nn.Linear(4, 4), nn.ReLU()), converted, batches)
+    with pytest.raises(TypeError, match=r"quant.compare: model is a int, expected the float nn.Module"):
+        compare(3, converted, batches)  # type: ignore[arg-type]
+
+
 def test_activations_in_place_change_no_number() -> None:
     def found(kept: bool) -> list[tuple[str, float, float]]:
         torch.manual_seed(0)

@@ -129,6 +129,12 @@ def test_what_is_not_known_is_left_out() -> None:
     assert "What is int8, what is float, and why" in text
 
 
+def test_what_is_no_comparison_is_refused() -> None:
+    q = quant.quantize_dynamic(nn.Sequential(nn.Linear(4, 4)))
+    with pytest.raises(TypeError, match=r"quant.report_html: comparison is a int, expected what quant.compare\(model"):
+        quant.report_html(q, 3)  # type: ignore[arg-type]
+
+
 def test_layers_without_error_or_without_values_are_drawn() -> None:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 2)).eval()
