@@ -49,12 +49,24 @@ def _layer_norm(call: WrittenCall) -> str:
     writer, x = call.writer, call.get(0, "input")
     shape = call.get(1, "normalized_shape")
     shape = [shape] if isinstance(shape, int) else list(shape)
-    weight, bias = call.get(2, "weight"), call.get(3, "bias")
+    weight, bias, eps = call.get(2, "weight"), call.get(3, "bias"), float(call.get(4, "eps", 1e-5))
+    if weight is None and not all(isinstance(one, int) for one in shape):
+        return _normed(writer, x, len(shape), bias, eps)
     if weight is None:
         weight = writer.constant(torch.ones(shape), "weight")
     inputs = [x, weight] if bias is None else [x, weight, bias]
-    done = writer.node("LayerNormalization", *inputs, axis=-len(shape), epsilon=float(call.get(4, "eps", 1e-5)))
+    done = writer.node("LayerNormalization", *inputs, axis=-len(shape), epsilon=eps)
     return writer.same_sizes(done, x)
+
+
+def _normed(writer: GraphWriter, x: str, dims: int, bias: str | None, eps: float) -> str:
+    """A layer norm over sizes that differ between calls: without a weight, ONNX's operator has none of its shape."""
+    axes = [-1 - place for place in range(dims)]
+    centred = writer.node("Sub", x, writer.node("ReduceMean", x, axes=axes, keepdims=1))
+    variance = writer.node("ReduceMean", writer.node("Mul", centred, centred), axes=axes, keepdims=1)
+    root = writer.node("Sqrt", writer.node("Add", variance, writer.constant(torch.tensor(eps), "eps")))
+    done = writer.node("Div", centred, root)
+    return writer.same_sizes(done if bias is None else writer.node("Add", done, bias), x)
 
 
 @writes_call("rms_norm")

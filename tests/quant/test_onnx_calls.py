@@ -192,6 +192,28 @@ def test_a_transposed_convolution_of_reals(tmp_path: Path) -> None:
     assert report.verification.kernels["ConvTranspose"] == 1
 
 
+class NormedByItsShape(nn.Module):
+    """A layer norm over sizes that its input says, with a bias or without."""
+
+    def __init__(self, bias: bool) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(8, 8), nn.Linear(8, 4)
+        self.bias = nn.Parameter(torch.randn(8)) if bias else None
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.first(x)
+        if self.bias is not None:
+            return self.last(F.layer_norm(y, y.shape[-1:], None, self.bias))  # type: ignore[no-any-return]
+        return self.last(F.layer_norm(y, y.shape[1:]))  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize("bias", [False, True])
+def test_a_layer_norm_over_sizes_of_a_call(bias: bool, tmp_path: Path) -> None:
+    q = quant.quantize_static(NormedByItsShape(bias).eval(), [torch.randn(2, 5, 8)] * 2, progress=False)
+    for length in (5, 9):
+        assert largest(exported(q, tmp_path, torch.randn(3, length, 8))) < 0.002
+
+
 class Pooled(nn.Module):
     def __init__(self, size: Any) -> None:
         super().__init__()
