@@ -270,8 +270,10 @@ def digest(manifest: str, state: Mapping[str, Tensor]) -> str:
 
 
 def check_folder(path: str | os.PathLike[str] | None, who: str) -> None:
-    """Raise FileNotFoundError or NotADirectoryError for a checkpoint in no folder; None is no checkpoint."""
+    """Raise an OSError for a checkpoint in no folder, or that is a folder; None is no checkpoint."""
     if path is not None:
+        if Path(path).is_dir():
+            raise IsADirectoryError(f"{who}: checkpoint {str(path)!r} is a folder, expected the name of a file in it")
         whole_files.check_folder(Path(path), f"{who}: checkpoint")
 
 

@@ -123,6 +123,8 @@ def calibrate(options: argparse.Namespace, verbs: Verbs) -> int:
         for option, path in (("--out", options.out), ("--save-ranges", options.save_ranges)):
             if path is not None and not Path(path).resolve().parent.is_dir():
                 raise DataError(f"{option} {path}: there is no such folder")  # before the work, not after it
+        if options.checkpoint is not None and Path(options.checkpoint).is_dir():
+            raise DataError(f"--checkpoint {options.checkpoint}: this is a folder, name a file in it")
         model = verbs.load_model(options.model, options.weights)
         batches = read(options, (rank, ranks))
         inputs, batches = example(model, options, batches)

@@ -471,3 +471,10 @@ def test_a_run_killed_again_and_again_ends_as_one_run(tmp_path: Path) -> None:
     calibrate.run(net, data(40), progress=False)
     assert_same(load_file(tmp_path / "end"), state(net))
     assert int((tmp_path / "resumed").read_text()) > 0
+
+
+def test_a_folder_is_refused_by_its_name(tmp_path: Path) -> None:
+    with pytest.raises(
+        IsADirectoryError, match=rf"calibrate.run: checkpoint '{tmp_path}' is a folder, expected the name"
+    ):
+        calibrate.run(Net(), [torch.randn(5, 3)], checkpoint=tmp_path, progress=False)

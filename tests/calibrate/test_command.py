@@ -213,6 +213,13 @@ def test_a_place_that_cannot_be_written_is_known_before_the_work(rows: Path, tmp
     assert recorder.calls == []
 
 
+def test_a_checkpoint_that_is_a_folder_is_known_before_the_work(rows: Path, tmp_path: Path) -> None:
+    recorder = Recorder()
+    with pytest.raises(DataError, match=rf"--checkpoint {tmp_path}: this is a folder, name a file in it"):
+        calibrate(options("--data", str(rows), "--checkpoint", str(tmp_path)), recorder.verbs)
+    assert recorder.calls == []
+
+
 def test_a_place_for_ranges_that_cannot_be_written_is_known_before_the_work(rows: Path, tmp_path: Path) -> None:
     recorder = Recorder()
     with pytest.raises(DataError, match=r"--save-ranges .*missing/r\.json: there is no such folder"):
