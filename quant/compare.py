@@ -182,8 +182,9 @@ def _int8_layers(module: nn.Module, path: str = "") -> Iterator[str]:
     if isinstance(module, (StaticLayer, QuantModule)):
         yield path
         return
+    runner = child_of(module, RESERVED)
     for name, child in module.named_children():
-        if name != RESERVED:
+        if child is not runner:
             yield from _int8_layers(child, full_name(path, name))
 
 

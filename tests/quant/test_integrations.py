@@ -6,6 +6,7 @@ import copy
 import subprocess
 import sys
 import types
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -190,9 +191,17 @@ def test_transformers(tmp_path: Path) -> None:
         assert torch.equal(resumed.state_dict()[key], value), key
 
 
+@pytest.fixture
+def accelerate() -> Iterator[Any]:
+    """The library as in a new process: what one Accelerator computes in is kept for all."""
+    library = pytest.importorskip("accelerate", reason="accelerate is not installed")
+    library.state.AcceleratorState._reset_state(reset_partial_state=True)
+    yield library
+    library.state.AcceleratorState._reset_state(reset_partial_state=True)
+
+
 @pytest.mark.parametrize("job", ["training", "calibration", "static"])
-def test_accelerate_in_bfloat16(job: str) -> None:
-    accelerate = pytest.importorskip("accelerate", reason="accelerate is not installed")
+def test_accelerate_in_bfloat16(job: str, accelerate: Any) -> None:
     torch.manual_seed(0)
     model, x = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 4)).eval(), torch.randn(32, 6)
     jobs = {"training": quant.prepare_qat, "calibration": quant.prepare}
@@ -209,9 +218,8 @@ def test_accelerate_in_bfloat16(job: str) -> None:
             torch.testing.assert_close(converted(x), model(x), atol=0.05, rtol=0.05)
 
 
-def test_transformers_in_bfloat16(tmp_path: Path) -> None:
+def test_transformers_in_bfloat16(tmp_path: Path, accelerate: Any) -> None:
     transformers = pytest.importorskip("transformers", reason="transformers is not installed")
-    pytest.importorskip("accelerate", reason="accelerate is not installed")
 
     class Scored(nn.Module):
         def __init__(self) -> None:
