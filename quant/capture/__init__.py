@@ -67,7 +67,16 @@ def capture(
     """
     captured = Capture(islands=dict(islands or {}))
     args, kwargs = as_arguments(example_inputs)
-    refuse_read_once(model, "", bind(model, args, kwargs))
+    try:
+        bound = bind(model, args, kwargs)
+    except TypeError as error:
+        if not isinstance(example_inputs, dict):
+            raise
+        raise TypeError(
+            f"{type(model).__name__}: {error}; a dict gives keyword arguments by their names, here "
+            f"{', '.join(map(str, example_inputs))}; for one argument that is a dict give (example_inputs,)"
+        ) from error
+    refuse_read_once(model, "", bound)
     hooks = forwards_with_hooks(model, "", (args, kwargs), captured.islands)
     with watching(model, with_hooks=hooks) as watched, torch.no_grad():
         _capture_unit(watched, model, "", args, kwargs, captured, training)

@@ -102,11 +102,11 @@ class MultiheadAttention(QuantModule):
         batched = query.dim() == 3
         if query.dim() not in (2, 3) or key.dim() != query.dim() or value.dim() != query.dim():
             raise ValueError(
-                f"layer '{self.layer_name}': query, key and value have {query.dim()}, {key.dim()} and {value.dim()} "
+                f"layer '{self._where()}': query, key and value have {query.dim()}, {key.dim()} and {value.dim()} "
                 f"dimensions, expected 3 of each, or 2 of each for an unbatched input"
             )
         if is_causal and attn_mask is None:
-            raise ValueError(f"layer '{self.layer_name}': is_causal is a hint about attn_mask, which must be given too")
+            raise ValueError(f"layer '{self._where()}': is_causal is a hint about attn_mask, which must be given too")
         q, k, v = self._project(query, key, value)
         if not batched:
             q, k, v = q.unsqueeze(1), k.unsqueeze(1), v.unsqueeze(1)
@@ -161,7 +161,7 @@ class MultiheadAttention(QuantModule):
         length, batch, source = q.size(0), q.size(1), k.size(0)
         if k.size(1) != batch or v.size(1) != batch or v.size(0) != source:
             raise ValueError(
-                f"layer '{self.layer_name}': query, key and value have batches of {batch}, {k.size(1)} and {v.size(1)} "
+                f"layer '{self._where()}': query, key and value have batches of {batch}, {k.size(1)} and {v.size(1)} "
                 f"and lengths of {length}, {source} and {v.size(0)}, expected one batch and equal lengths of key and "
                 f"value"
             )
@@ -170,20 +170,20 @@ class MultiheadAttention(QuantModule):
             expected = [length, source] if attn_mask.dim() == 2 else [batch * self.num_heads, length, source]
             if list(attn_mask.shape) != expected:
                 raise ValueError(
-                    f"layer '{self.layer_name}': attn_mask has shape {list(attn_mask.shape)}, expected "
+                    f"layer '{self._where()}': attn_mask has shape {list(attn_mask.shape)}, expected "
                     f"{[length, source]} or {[batch * self.num_heads, length, source]} (batch * heads, length, source)"
                 )
         if padding is not None:
             self._check_mask(padding, "key_padding_mask")
             if list(padding.shape) != [batch, source]:
                 raise ValueError(
-                    f"layer '{self.layer_name}': key_padding_mask has shape {list(padding.shape)}, expected "
+                    f"layer '{self._where()}': key_padding_mask has shape {list(padding.shape)}, expected "
                     f"{[batch, source]} (batch, source)"
                 )
 
     def _check_mask(self, mask: Tensor, name: str) -> None:
         if mask.dtype != torch.bool and not mask.is_floating_point():
-            raise TypeError(f"layer '{self.layer_name}': {name} is {mask.dtype}, expected torch.bool or a float type")
+            raise TypeError(f"layer '{self._where()}': {name} is {mask.dtype}, expected torch.bool or a float type")
 
     def _mask(self, attn_mask: Tensor | None, batch: int, q: Tensor) -> Tensor | None:
         """attn_mask as float (1 or batch, 1 or heads, length, source), to be added to the scores."""

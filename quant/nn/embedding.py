@@ -84,19 +84,19 @@ class EmbeddingBag(_Table):
         include_last_offset = self.include_last_offset
         if input.dim() not in (1, 2):
             raise ValueError(
-                f"layer '{self.layer_name}': input has shape {list(input.shape)}, expected (n,) or (bags, length)"
+                f"layer '{self._where()}': input has shape {list(input.shape)}, expected (n,) or (bags, length)"
             )
         # While tracing, a shape check is a warning and a constant in the graph.
         if per_sample_weights is not None and not torch.jit.is_tracing() and per_sample_weights.shape != input.shape:
             raise ValueError(
-                f"layer '{self.layer_name}': per_sample_weights have shape {list(per_sample_weights.shape)}, expected "
+                f"layer '{self._where()}': per_sample_weights have shape {list(per_sample_weights.shape)}, expected "
                 f"that of the input, {list(input.shape)}"
             )
         if per_sample_weights is not None and self.dtype != torch.float32:
             per_sample_weights = as_float32(per_sample_weights)
         if input.dim() == 2:
             if offsets is not None:
-                raise ValueError(f"layer '{self.layer_name}': offsets go with a 1-D input, got {list(input.shape)}")
+                raise ValueError(f"layer '{self._where()}': offsets go with a 1-D input, got {list(input.shape)}")
             # One bag per row: the offsets are those of its flattened self.
             offsets = torch.arange(input.size(0) + 1, device=input.device) * input.size(1)
             include_last_offset = True
@@ -104,7 +104,7 @@ class EmbeddingBag(_Table):
                 per_sample_weights = per_sample_weights.reshape(-1)
             input = input.reshape(-1)
         if offsets is None:
-            raise ValueError(f"layer '{self.layer_name}': a 1-D input needs offsets")
+            raise ValueError(f"layer '{self._where()}': a 1-D input needs offsets")
         padding_idx = -1 if self.padding_idx is None else self.padding_idx
         if torch.jit.is_scripting():
             return torch.ops.octet.embedding_bag(  # type: ignore[no-any-return]
@@ -171,7 +171,7 @@ class TiedEmbedding(QuantModule):
     def forward(self, input: Tensor) -> Tensor:
         """int32 or int64 of any shape -> `dtype` (*shape, embedding_dim)."""
         if input.dtype not in (torch.int32, torch.int64):
-            raise TypeError(f"layer '{self.layer_name}': indices are {input.dtype}, expected int32 or int64")
+            raise TypeError(f"layer '{self._where()}': indices are {input.dtype}, expected int32 or int64")
         if torch.jit.is_scripting():
             return self._look_up(input)
         return self._dispatch(input)

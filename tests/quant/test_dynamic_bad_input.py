@@ -11,6 +11,7 @@ import torch
 from quant.kernels import dispatch
 from torch import Tensor, nn
 
+import quant
 from quant import QConfig, Recipe, RecipeError, quantize_dynamic
 
 pytestmark = pytest.mark.usefixtures("seeded_on_one_thread")
@@ -381,3 +382,47 @@ def test_groups_that_do_not_divide_are_refused_before_a_layer_is_made() -> None:
     with pytest.raises(RecipeError, match=r"layer '1'.*group_size is 64, expected a divisor of .* 96 inputs"):
         quantize_dynamic(model, recipe, inplace=True)
     assert type(model[0]) is nn.Linear
+
+
+H = torch.zeros(1, 2, 16)
+
+
+@pytest.mark.parametrize(
+    ("make", "call", "message"),
+    [
+        (nn.LSTM, (torch.zeros(5, 2, 16), H), "the state is Tensor, expected two tensors"),
+        (nn.LSTM, (torch.zeros(5, 2, 16), (H, H, H)), "expected two tensors"),
+        (nn.GRU, (torch.zeros(5, 2, 16), (H, H)), "the state is tuple, expected one tensor"),
+        (nn.LSTM, ((torch.zeros(5, 2, 16),),), "input is tuple, expected a tensor"),
+        (nn.GRU, (None,), "input is NoneType, expected a tensor"),
+        (nn.LSTMCell, (torch.zeros(2, 16), H[0]), "expected two tensors"),
+        (nn.GRUCell, (None,), "input is NoneType"),
+        (nn.LSTM, (torch.zeros(7, 3, 2, 16),), r"input has shape \[7, 3, 2, 16\]"),
+        (nn.LSTM, (torch.zeros(5, 2, 16).half(),), "input is (Half|torch.float16|.*16)"),
+    ],
+)
+def test_a_recurrent_layer_refuses_other_kinds_of_arguments(make: Any, call: Any, message: str) -> None:
+    q = quant.quantize_dynamic(make(16, 16).eval())
+    with pytest.raises((TypeError, ValueError), match=rf"layer '\(root\)'.*{message}"):
+        q(*call)
+
+
+def test_a_recurrent_layer_has_all_weights() -> None:
+    float_layer = nn.LSTM(16, 16, 2, bidirectional=True, proj_size=8)
+    got = quant.quantize_dynamic(float_layer).all_weights
+    assert [[one.shape for one in each] for each in got] == [
+        [one.shape for one in each] for each in float_layer.all_weights
+    ]
+
+
+def test_a_dict_of_arguments_says_that_it_is_one() -> None:
+    class TakesDict(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(16, 16)
+
+        def forward(self, d: dict[str, torch.Tensor]) -> torch.Tensor:
+            return self.layer(d["x"])  # type: ignore[no-any-return]
+
+    with pytest.raises(TypeError, match=r"keyword arguments by their names, here x; .*give \(example_inputs,\)"):
+        quant.prepare_qat(TakesDict(), {"x": torch.zeros(2, 16)})

@@ -1,7 +1,10 @@
 """Recurrent cells with int8 weights, of any kind."""
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
+from torch.nn.utils.rnn import PackedSequence
 
 from quant.nn.base import output_dtype
 from quant.nn.recurrent.direction import Direction
@@ -24,12 +27,17 @@ class RecurrentCell(Int8Cell):
             dtype = output_dtype(dtype, input)
         return state if dtype == torch.float32 else state.to(dtype)
 
+    @torch.jit.unused
+    def _check_kinds(self, input: Any, hx: Any, two_states: bool) -> None:
+        """Raise where the input or the state is of another kind than this layer takes."""
+        check_kinds(f"layer '{self._where()}'", input, hx, two_states=two_states)
+
     def _check(self, input: Tensor) -> None:
         if torch.jit.is_tracing():
             return
         if input.dim() not in (1, 2) or input.size(-1) != self.input_size:
             raise ValueError(
-                f"layer '{self.layer_name}': input has shape {list(input.shape)}, expected (batch, {self.input_size}) "
+                f"layer '{self._where()}': input has shape {list(input.shape)}, expected (batch, {self.input_size}) "
                 f"or ({self.input_size},)"
             )
 
@@ -39,6 +47,8 @@ class OneStateCell(RecurrentCell):
 
     def forward(self, input: Tensor, hx: Tensor | None = None) -> Tensor:
         """float32 (batch, input) or (input,) -> h of (batch, hidden) or (hidden,)."""
+        if not torch.jit.is_scripting():
+            self._check_kinds(input, hx, False)
         self._check(input)
         batched = input.dim() == 2
         x = input if batched else input.unsqueeze(0)
@@ -56,6 +66,8 @@ class TwoStateCell(RecurrentCell):
 
     def forward(self, input: Tensor, hx: tuple[Tensor, Tensor] | None = None) -> tuple[Tensor, Tensor]:
         """float32 (batch, input) or (input,) -> (h, c) of (batch, hidden) or (hidden,)."""
+        if not torch.jit.is_scripting():
+            self._check_kinds(input, hx, True)
         self._check(input)
         batched = input.dim() == 2
         x = input if batched else input.unsqueeze(0)
@@ -69,3 +81,18 @@ class TwoStateCell(RecurrentCell):
         _, h, c = self.direction(x.unsqueeze(0), None, h, c)
         h, c = self._out(h, input), self._out(c, input)
         return (h, c) if batched else (h.squeeze(0), c.squeeze(0))
+
+
+def check_kinds(where: str, input: Any, hx: Any, *, two_states: bool) -> None:
+    """Raise TypeError where a recurrent layer's input, or its state, is of another kind than it takes."""
+    if not isinstance(input, (Tensor, PackedSequence)):
+        raise TypeError(f"{where}: input is {type(input).__name__}, expected a tensor or a PackedSequence")
+    if hx is None:
+        return
+    if two_states:
+        given = [type(one).__name__ for one in hx] if isinstance(hx, (tuple, list)) else type(hx).__name__
+        if isinstance(given, str) or len(given) != 2 or not all(isinstance(one, Tensor) for one in hx):
+            shown = given if isinstance(given, str) else f"({', '.join(given)})"
+            raise TypeError(f"{where}: the state is {shown}, expected two tensors: call it with (h, c)")
+    elif not isinstance(hx, Tensor):
+        raise TypeError(f"{where}: the state is {type(hx).__name__}, expected one tensor: call it with h")

@@ -4,6 +4,7 @@ The input projection is one product outside the time loop, and the loop itself r
 """
 
 import dataclasses
+import re
 from functools import partial
 from typing import Any
 
@@ -105,6 +106,10 @@ class Direction(Int8Direction):
                 self.backend,
             )
         return self._dispatch(input, batch_sizes, h, c)
+
+    @torch.jit.unused
+    def _where(self) -> str:
+        return "(root)" if re.fullmatch(r"direction|directions\.\d+", self.layer_name) else super()._where()
 
     @torch.jit.unused
     def _dispatch(

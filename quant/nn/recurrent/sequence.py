@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence
 
 from quant.nn.base import output_dtype
+from quant.nn.recurrent.cell import check_kinds
 from quant.nn.recurrent.direction import Direction
 from quant.recipe import QConfig
 from quant.recurrent_layers import directions_of, kind_of, sizes_of, tensors_of
@@ -62,13 +63,20 @@ class RecurrentSequence(Int8Sequence):
                     input = torch.dropout(input, self.dropout, True)
         return input.to(dtype), torch.stack(finals).to(dtype), torch.stack(cells).to(dtype)
 
+    @torch.jit.unused
+    def _check_kinds(self, input: Any, hx: Any, two_states: bool) -> None:
+        """Raise where the input or the state is of another kind than this layer takes."""
+        check_kinds(f"layer '{self._where()}'", input, hx, two_states=two_states)
+        if isinstance(input, Tensor) and input.dim() not in (2, 3):
+            self._check_input(input, False)
+
     def _check_input(self, input: Tensor, packed: bool) -> None:
         if torch.jit.is_tracing():
             return  # a shape check would be a warning and a constant in the graph; the kernels look again
         expected = 2 if packed else 3
         if input.dim() != expected or input.size(-1) != self.input_size:
             raise ValueError(
-                f"layer '{self.layer_name}': input has shape {list(input.shape)}, expected {expected} dimensions "
+                f"layer '{self._where()}': input has shape {list(input.shape)}, expected {expected} dimensions "
                 f"(2 for an unbatched input), the last of {self.input_size} (input_size)"
             )
 
@@ -78,7 +86,7 @@ class RecurrentSequence(Int8Sequence):
         layers = self.num_layers * self.num_directions
         if list(state.shape) != [layers, batch, size]:
             raise ValueError(
-                f"layer '{self.layer_name}': {what} has shape {list(state.shape)}, expected {[layers, batch, size]} "
+                f"layer '{self._where()}': {what} has shape {list(state.shape)}, expected {[layers, batch, size]} "
                 f"(layers * directions, batch, size)"
             )
 
@@ -99,6 +107,8 @@ class OneStateSequence(RecurrentSequence):
         return self._run_padded(input, hx)
 
     def _run_packed(self, input: PackedSequence, hx: Tensor | None) -> tuple[PackedSequence, Tensor]:
+        if not torch.jit.is_scripting():
+            self._check_kinds(input, hx, False)
         data, batch_sizes, sorted_indices, unsorted_indices = input
         self._check_input(data, True)
         batch = int(batch_sizes[0])
@@ -112,6 +122,8 @@ class OneStateSequence(RecurrentSequence):
         return PackedSequence(y, batch_sizes, sorted_indices, unsorted_indices), h_n
 
     def _run_padded(self, input: Tensor, hx: Tensor | None) -> tuple[Tensor, Tensor]:
+        if not torch.jit.is_scripting():
+            self._check_kinds(input, hx, False)
         batched = input.dim() == 3
         x = input if batched else input.unsqueeze(1)
         if batched and self.batch_first:
@@ -143,6 +155,8 @@ class TwoStateSequence(RecurrentSequence):
     def _run_packed(
         self, input: PackedSequence, hx: tuple[Tensor, Tensor] | None
     ) -> tuple[PackedSequence, tuple[Tensor, Tensor]]:
+        if not torch.jit.is_scripting():
+            self._check_kinds(input, hx, True)
         data, batch_sizes, sorted_indices, unsorted_indices = input
         self._check_input(data, True)
         batch = int(batch_sizes[0])
@@ -160,6 +174,8 @@ class TwoStateSequence(RecurrentSequence):
         return PackedSequence(y, batch_sizes, sorted_indices, unsorted_indices), (h_n, c_n)
 
     def _run_padded(self, input: Tensor, hx: tuple[Tensor, Tensor] | None) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+        if not torch.jit.is_scripting():
+            self._check_kinds(input, hx, True)
         batched = input.dim() == 3
         x = input if batched else input.unsqueeze(1)
         if batched and self.batch_first:

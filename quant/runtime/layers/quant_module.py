@@ -117,6 +117,10 @@ class QuantModule(nn.Module):
             half = loaded_scale.dtype == torch.float16
             self._buffers[scale] = own_scale.to(torch.float16 if half else torch.float32)
 
+    def _where(self) -> str:
+        """Its name for errors."""
+        return self.layer_name if len(self.layer_name) > 0 else "(root)"
+
     def _named(self, error: Exception) -> Exception:
         """The error with the layer's name in front of its message."""
         return named(error, self.layer_name, type(self).__name__)

@@ -96,6 +96,8 @@ class Int8Sequence(QuantModule):
     Children: directions, an `Int8Direction` per layer and direction, which a subclass sets.
     """
 
+    __jit_unused_properties__: list[str] = ["all_weights"]  # noqa: RUF012
+
     def __init__(self, kind: RecurrentKind, sizes: Sizes, *, bias: bool) -> None:
         super().__init__()
         self.mode = kind.name.upper()  # as torch.nn.RNNBase.mode
@@ -125,6 +127,13 @@ class Int8Sequence(QuantModule):
             if value is not None:
                 return value
         raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+
+    @property
+    def all_weights(self) -> list[list[Tensor]]:
+        """The real values of its tensors, a list for each layer and direction, as torch.nn.RNNBase has them."""
+        names = ("weight_ih", "weight_hh", "bias_ih", "bias_hh", "weight_hr")
+        each = ([one.float_tensor(name) for name in names] for one in self.directions)
+        return [[tensor for tensor in tensors if tensor is not None] for tensors in each]
 
     def flatten_parameters(self) -> None:
         """Does nothing, as kernels pack the int8 weights; training code calls it."""
