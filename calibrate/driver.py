@@ -30,8 +30,8 @@ from quant.calibrate.batches import (
     fingerprint_of_tensors,
     value_bytes,
 )
-from quant.calibrate.errors import CalibrationError, CalibrationWarning, CheckpointError
-from quant.calibrate.report import unseen
+from quant.calibrate.errors import CalibrationError, CalibrationWarning, CheckpointError, listed
+from quant.calibrate.report import suspicions, unseen
 from quant.kernels.progress import progress_of
 from quant.observers import Observer
 from torch import Tensor, nn
@@ -51,7 +51,9 @@ class Calibration:
         batches, samples: seen, those before a resumption included.
         resumed: batches that a checkpoint already covers, on this rank.
         seconds: that this call took.
-        warnings: the text of every warning, on this rank.
+        warnings: the text of every warning on this rank, and what the extremes of values show to be suspicious (the
+            table of `calibrate.ranges` shows clipping too); Python warns of that once, and only where every input always
+            has one value.
     """
 
     batches: int
@@ -108,6 +110,7 @@ def run(
     if counted == 0:
         raise ValueError("calibrate.run: batches is empty: nothing was observed (a generator can be read only once)")
     this.warn_of_unseen()
+    this.note_suspicions()
     return Calibration(counted, samples, this.resumed, time.perf_counter() - began, tuple(this.warnings))
 
 
@@ -156,6 +159,18 @@ class _Run:
         names = unseen(self.observers)
         if names:
             self._warn(f"calibrate.run: {len(names)} observers saw no finite value: {', '.join(names)}")
+
+    def note_suspicions(self) -> None:
+        found = suspicions(self.observers)
+        for one in found:
+            text = f"calibrate.run: layer {one.layer!r}: {one.text}"
+            if text not in self.warnings:
+                self.warnings.append(text)
+        grave = [one for one in found if one.grave]
+        if grave:
+            layers = listed(list(dict.fromkeys(one.layer for one in grave)))
+            text = f"calibrate.run: every input always has one value, and no range can be right by that: {layers}"
+            warnings.warn(f"{text}; give data like the real data", CalibrationWarning, stacklevel=4)
 
     def _feed(self, batch: Any) -> None:
         index = self.batches

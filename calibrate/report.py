@@ -73,6 +73,38 @@ class Row:
         }
 
 
+@dataclass(frozen=True)
+class Suspicion:
+    """What a range shows about the data.
+
+    Attributes:
+        layer: as of `Row`.
+        text: as in `Row.warnings`.
+        grave: whether int8 cannot be right by such data: every input always had one value. The rest may be meant, or
+            the model's nature, as a dead layer.
+    """
+
+    layer: str
+    text: str
+    grave: bool
+
+
+def suspicions(observers: Mapping[str, Observer]) -> list[Suspicion]:
+    """What the extremes show of all observers that choose a range.
+
+    What clips is not among it, which wants the ranges: to choose them takes a large network seconds.
+    """
+    with_range = {name: one for name, one in observers.items() if _has_range(one) and not one.by_hand}
+    usable = {name: one for name, one in with_range.items() if not unseen({name: one})}
+    inputs = [one for one in usable.values() if one.of_input and one.low.numel()]
+    constant = bool(inputs) and all(torch.equal(one.low, one.high) for one in inputs)
+    return [
+        Suspicion(observer.name or name, text, constant and observer.of_input)
+        for name, observer in usable.items()
+        for text in _of_extremes(observer)
+    ]
+
+
 def ranges(prepared: nn.Module) -> list[Row]:
     """A row for every observer in the model, in the order of its modules."""
     observers = ((name, module) for name, module in prepared.named_modules() if _has_range(module))
@@ -147,18 +179,22 @@ def _row(name: str, observer: Observer) -> Row:
 
 
 def _suspicions(observer: Observer, qparams: QParams | None) -> list[str]:
-    suspicions = []
+    texts = []
     if observer.nan_count or observer.inf_count:
-        suspicions.append(
+        texts.append(
             f"{int(observer.nan_count)} NaN and {int(observer.inf_count)} infinite values were left out: look for a "
             "division, log or square root in the float model, or bad samples"
         )
     if qparams is None:
-        return [*suspicions, "saw no finite value and has no range: the data never reaches it; give data that does"]
-    suspicions += _of_given(observer, qparams)
+        return [*texts, "saw no finite value and has no range: the data never reaches it; give data that does"]
+    return [*texts, *_of_range(observer, qparams)]
+
+
+def _of_range(observer: Observer, qparams: QParams) -> list[str]:
+    texts = _of_given(observer, qparams)
     if isinstance(observer, FixedObserver) or not bool((observer.low <= observer.high).any()):
-        return suspicions
-    return [*suspicions, *_of_extremes(observer, qparams), *_of_histogram(observer, qparams)]
+        return texts
+    return [*texts, *_of_extremes(observer), *_of_histogram(observer, qparams)]
 
 
 def _of_given(observer: Observer, qparams: QParams) -> list[str]:
@@ -180,7 +216,7 @@ def _of_given(observer: Observer, qparams: QParams) -> list[str]:
     ]
 
 
-def _of_extremes(observer: Observer, qparams: QParams) -> list[str]:
+def _of_extremes(observer: Observer) -> list[str]:
     suspicions = []
     low, high = observer.low.double(), observer.high.double()
     constant = (low == high).nonzero().flatten().tolist()

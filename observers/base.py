@@ -52,6 +52,7 @@ class Observer(Stateful, ABC):
     Attributes:
         by_hand: whether its options are the range itself, rather than how one is chosen.
         follows_batches: whether its range depends on the order of batches. A weight is observed once.
+        of_input: whether it watches what a model is called with.
         given: a range (low, high) set by hand, in place of the one that statistics would choose; None lets
             them. A setting, not a statistic: no part of state_dict.
 
@@ -73,6 +74,7 @@ class Observer(Stateful, ABC):
     inf_count: Tensor
     given: tuple[float, float] | None = None
     told_of_non_finite = False
+    of_input = False
 
     def __init__(self, scheme: QScheme = ACTIVATION_U8) -> None:
         super().__init__()

@@ -30,6 +30,7 @@ from quant.half_precision import halves_of, widened
 from quant.kernels import ACTIVATION_U8, QScheme
 from quant.leaves import base_layer, is_dynamic
 from quant.observers import AUTO, PER_CALL, Observer, make_observer
+from quant.ops.operator import Recurrent, Weighted
 from quant.ops.step import Step
 from quant.recipe import Recipe, UnmatchedRules
 from quant.recipe_check import asks_for_something, check_observers, check_settings
@@ -254,13 +255,27 @@ def _add_examples(prepared: nn.Module, examples: Sequence[Any], state: forward_s
 def make_runner(module: nn.Module, fused: FusedGraph) -> GraphRunner:
     """The observers of a fused graph; by channel too where a weight only fits inputs of many decades."""
     observers = {slot.name: slot_observer(slot) for slot in fused.slots.values()}
+    of_inputs = set() if fused.graph.path else _before_layers(fused)
     for name, observer in observers.items():
         observer.name = full_name(fused.graph.path, name)
+        observer.of_input = not of_inputs.isdisjoint(fused.slots[name].observed)
     runner = GraphRunner(module, fused, observers)
     for step, observer in suspects(runner):
         observer.name = full_name(fused.graph.path, f"{step.name} (input by channel)")
         runner.watch_columns(step.inputs[0], observer)
     return runner
+
+
+def _before_layers(fused: FusedGraph) -> set[int]:
+    """The inputs, and what is computed from them without a layer: inputs that the model itself scales."""
+    layers = {node for step in fused.steps if isinstance(step.operator, (Weighted, Recurrent)) for node in step.nodes}
+    before, behind = set[int](), set[int]()
+    for node in fused.graph.nodes:
+        if node.index in layers or not behind.isdisjoint(node.refs):
+            behind.add(node.index)
+        elif node.kind is Kind.INPUT or not before.isdisjoint(node.refs):
+            before.add(node.index)
+    return before
 
 
 def slot_observer(slot: Slot) -> Observer:

@@ -7,7 +7,7 @@ import io
 import os
 import re
 import warnings
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -24,7 +24,7 @@ from quant import calibrate
 class Net(nn.Module):
     """fc between two observers, and a branch that no data reaches."""
 
-    def __init__(self, observer: type[Observer] = HistogramObserver) -> None:
+    def __init__(self, observer: Callable[[], Observer] = HistogramObserver) -> None:
         super().__init__()
         self.before = observer()
         self.fc = nn.Linear(3, 3)
@@ -254,3 +254,27 @@ def test_workers_without_shared_memory_are_said() -> None:
         calibrate.run(Net(), Loader(2), progress=False)
     with pytest.raises(OSError, match=r"^\[Errno 28\] No space left on device$"):
         calibrate.run(Net(), Loader(0), progress=False)
+
+
+def test_suspicious_extremes_stand_in_the_warnings_of_a_run() -> None:
+    net = Net(MinMaxObserver)
+    done = calibrate.run(net, [batch + 100 for batch in data()], progress=False)  # no warning of Python's
+    rows = {row.layer: row.warnings for row in calibrate.ranges(net)}
+    assert "far from zero" in rows["before"][0]
+    assert done.warnings == tuple(
+        f"calibrate.run: layer {layer!r}: {text}" for layer, texts in rows.items() for text in texts
+    )
+
+
+def test_one_value_of_every_input_is_a_warning_and_of_a_layer_within_is_none() -> None:
+    net = Net(MinMaxObserver)
+    done = calibrate.run(net, [torch.zeros(5, 3)] * 2, progress=False)  # nobody says what is an input
+    assert [text.partition(", ")[0] for text in done.warnings] == [
+        "calibrate.run: layer 'before': is always 0", "calibrate.run: layer 'after': is always 0",
+    ]  # fmt: skip
+    net.before.of_input = True
+    with pytest.warns(CalibrationWarning, match=r"every input always has one value, .*: before; give data"):
+        calibrate.run(net, [torch.zeros(5, 3)], progress=False)
+    net.after.of_input = True
+    net.after(torch.ones(1))
+    calibrate.run(net, [torch.zeros(5, 3)], progress=False)  # as a mask of zeros beside an image

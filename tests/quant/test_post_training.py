@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 import quant
+from quant.types import CalibrationWarning
 
 
 class Net(nn.Module):
@@ -149,3 +150,10 @@ def test_bound_arguments_are_an_example(images: list[Tensor]) -> None:
     prepared = quant.prepare(net, example)
     with torch.no_grad():
         assert prepared(images[0].bfloat16(), gain=2.0).dtype == torch.bfloat16
+
+
+def test_data_that_is_always_the_same_is_said_once_with_the_names_of_the_inputs(net: nn.Module) -> None:
+    with pytest.warns(CalibrationWarning) as caught:
+        quant.quantize_static(net, [torch.zeros(4, 3, 8, 8)] * 3, progress=False)
+    [said] = [str(warning.message) for warning in caught]
+    assert "every input always has one value, and no range can be right by that: mul_" in said

@@ -123,7 +123,7 @@ class QuantModule(nn.Module):
 
     def _named(self, error: Exception) -> Exception:
         """The error with the layer's name in front of its message."""
-        return named(error, self.layer_name, type(self).__name__)
+        return named(error, self._where(), type(self).__name__)
 
 
 def named(error: Exception, name: str, kind: str) -> Exception:
