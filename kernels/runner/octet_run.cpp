@@ -21,7 +21,7 @@ using Clock = std::chrono::steady_clock;
 constexpr const char* kUsage =
     "usage: octet-run MODEL --input FILE.npy ... [--output FILE.npy ...] [--repeat N] [--threads N]\n"
     "       octet-run MODEL --describe\n"
-    "Inputs and outputs in the model's order; --input NAME=FILE.npy gives one by its name.\n";
+    "Inputs and outputs in the model's order; NAME=FILE.npy is one by its name.\n";
 
 struct Options {
   std::string model;
@@ -34,11 +34,11 @@ struct Usage : std::runtime_error {
   using std::runtime_error::runtime_error;
 };
 
-int number(const std::string& option, const std::string& word) {
+int number(const std::string& option, const std::string& word, int least) {
   int value = 0;
   const auto [end, error] = std::from_chars(word.data(), word.data() + word.size(), value);
-  if (error != std::errc() || end != word.data() + word.size() || value < 0)
-    throw Usage(option + " is '" + word + "', expected a number");
+  if (error != std::errc() || end != word.data() + word.size() || value < least)
+    throw Usage(option + " is '" + word + "', expected a number" + (least ? " from " + std::to_string(least) : ""));
   return value;
 }
 
@@ -52,8 +52,8 @@ Options parse(int count, char** arguments) {
     };
     if (word == "--input") options.inputs.push_back(value());
     else if (word == "--output") options.outputs.push_back(value());
-    else if (word == "--repeat") options.repeat = number(word, value());
-    else if (word == "--threads") options.threads = number(word, value());
+    else if (word == "--repeat") options.repeat = number(word, value(), 0);
+    else if (word == "--threads") options.threads = number(word, value(), 1);
     else if (word == "--describe") options.describe = true;
     else if (word.starts_with("--") || !options.model.empty()) throw Usage("unknown argument '" + word + "'");
     else options.model = word;
@@ -105,27 +105,64 @@ void describe(const Model& model) {
   std::printf("instruction set %s\n", octet_instruction_set());
 }
 
-// The place that a word of --input is for, and its file.
-int32_t place_of(const Model& model, std::string& word, size_t order) {
-  for (int32_t i = 0; i < octet_input_count(model.model); ++i)
-    if (const std::string begin = std::string(model.input(i).name) + "="; word.starts_with(begin)) {
+std::vector<std::string> input_names(const Model& model) {
+  std::vector<std::string> names;
+  for (int32_t i = 0; i < octet_input_count(model.model); ++i) names.emplace_back(model.input(i).name);
+  return names;
+}
+
+std::vector<std::string> output_names(const Model& model) {
+  std::vector<std::string> names;
+  for (int32_t i = 0; i < octet_output_count(model.model); ++i) names.emplace_back(model.output(i).name);
+  return names;
+}
+
+// The place that a word of --input or --output is for; what is left of the word is its file.
+size_t place_of(const std::vector<std::string>& names, std::string& word, size_t order) {
+  for (size_t i = 0; i < names.size(); ++i)
+    if (const std::string begin = names[i] + "="; word.starts_with(begin)) {
       word.erase(0, begin.size());
       return i;
     }
-  return static_cast<int32_t>(order);
+  return order;
+}
+
+struct Written {
+  size_t place;
+  std::string path;
+};
+
+// A word such as y=z.npy is no file by that name, but ./y=z.npy is.
+std::vector<Written> outputs_asked(const Model& model, const Options& options) {
+  const std::vector<std::string> names = output_names(model);
+  std::vector<Written> asked;
+  for (size_t i = 0; i < options.outputs.size(); ++i) {
+    std::string path = options.outputs[i];
+    const size_t place = place_of(names, path, i);
+    if (place >= names.size()) throw Usage("the model has " + std::to_string(names.size()) + " outputs");
+    const size_t sign = path.find('=');
+    if (path == options.outputs[i] && sign != std::string::npos && path.find_first_of("/\\") > sign) {
+      std::string known;
+      for (const std::string& name : names) known += (known.empty() ? "'" : ", '") + name + "'";
+      throw Usage("--output " + path + ": the model has no output '" + path.substr(0, sign) + "'; its outputs are " + known);
+    }
+    asked.push_back({place, path});
+  }
+  return asked;
 }
 
 std::vector<Array> read_inputs(const Model& model, const Options& options) {
-  const size_t count = octet_input_count(model.model);
+  const std::vector<std::string> names = input_names(model);
+  const size_t count = names.size();
   std::vector<Array> inputs(count);
   for (size_t i = 0; i < options.inputs.size(); ++i) {
     std::string path = options.inputs[i];
-    const size_t place = place_of(model, path, i);
+    const size_t place = place_of(names, path, i);
     if (place >= count) throw Usage("the model has " + std::to_string(count) + " inputs");
     inputs[place] = read_npy(path);
   }
   for (size_t i = 0; i < count; ++i)
-    if (!inputs[i].tensor.data) throw Usage("no --input for '" + std::string(model.input(static_cast<int32_t>(i)).name) + "'");
+    if (!inputs[i].tensor.data) throw Usage("no --input for '" + names[i] + "'");
   return inputs;
 }
 
@@ -153,7 +190,7 @@ void run(const Options& options, Clock::time_point start) {
   std::vector<octet_tensor> inputs;
   for (const Array& array : arrays) inputs.push_back(array.tensor);
   const size_t count = octet_output_count(model.model);
-  if (options.outputs.size() > count) throw Usage("the model has " + std::to_string(count) + " outputs");
+  const std::vector<Written> asked = outputs_asked(model, options);
   std::vector<octet_tensor> outputs(count);
   std::vector<std::vector<uint8_t>> memory(count);
   const Clock::time_point read = Clock::now();
@@ -162,7 +199,7 @@ void run(const Options& options, Clock::time_point start) {
   const Clock::time_point planned = Clock::now();
   expect(octet_run(model.model, inputs.data(), outputs.data()) == OCTET_OK);
   const Clock::time_point first = Clock::now();
-  for (size_t i = 0; i < options.outputs.size(); ++i) write_npy(options.outputs[i], outputs[i]);
+  for (const Written& one : asked) write_npy(one.path, outputs[one.place]);
   std::printf("open %.2f ms, plan %.2f ms, first run %.2f ms; first result %.2f ms after the start\n", milliseconds(start, opened),
               milliseconds(read, planned), milliseconds(planned, first), milliseconds(start, first));
   if (options.repeat) repeat(model, inputs, outputs, options.repeat);

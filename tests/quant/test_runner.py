@@ -137,6 +137,23 @@ def test_an_input_by_its_name(runner: Path, tmp_path: Path) -> None:
     assert torch.equal(expected, outputs_of(model, inputs)[0])
 
 
+def test_an_output_by_its_name(runner: Path, tmp_path: Path) -> None:
+    model = converted("pyramid")
+    quant.save(model, tmp_path / "model.q8", runner=True)
+    inputs = inputs_of("pyramid", 0)
+    fine, coarse = run_model(runner, tmp_path / "model.q8", tmp_path, inputs, 2)
+    named = ["--output", f"coarse={tmp_path}/second.npy", "--output", f"fine={tmp_path}/first.npy"]
+    done = octet_run(runner, tmp_path / "model.q8", "--input", f"image={tmp_path}/in0.npy", *named)
+    assert done.returncode == 0, done.stderr
+    for name, expected in (("first", fine), ("second", coarse)):
+        assert torch.equal(torch.from_numpy(numpy.load(tmp_path / f"{name}.npy")), expected)
+    one = octet_run(
+        runner, tmp_path / "model.q8", "--input", tmp_path / "in0.npy", "--output", f"coarse={tmp_path}/c.npy"
+    )
+    assert one.returncode == 0, one.stderr
+    assert torch.equal(torch.from_numpy(numpy.load(tmp_path / "c.npy")), coarse)
+
+
 class Masked(nn.Module):
     """A layer of whose outputs a mask of the caller's leaves some out."""
 

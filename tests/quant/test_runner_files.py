@@ -281,6 +281,11 @@ BAD_CALLS = {
     "two inputs": (["model.q8", "--input", "x.npy", "--input", "x.npy"], "the model has 1 inputs"),
     "two outputs": (["model.q8", "--input", "x.npy", "--output", "a", "--output", "b"], "the model has 1 outputs"),
     "a word for a number": (["model.q8", "--repeat", "often"], "--repeat is 'often', expected a number"),
+    "no threads": (["model.q8", "--threads", "0"], "--threads is '0', expected a number from 1"),
+    "an output that is not there": (
+        ["model.q8", "--input", "x.npy", "--output", "z=y.bin"],
+        "--output z=y.bin: the model has no output 'z'; its outputs are 'output'",
+    ),
     "an unknown option": (["model.q8", "--fast"], "unknown argument '--fast'"),
 }
 
