@@ -52,8 +52,8 @@ class Calibration:
         resumed: batches that a checkpoint already covers, on this rank.
         seconds: that this call took.
         warnings: the text of every warning on this rank, and what the extremes of values show to be suspicious (the
-            table of `calibrate.ranges` shows clipping too); Python warns of that once, and only where every input always
-            has one value.
+            table of `calibrate.ranges` shows clipping too); Python warns of that once, and only where every input
+            always has one value.
     """
 
     batches: int
