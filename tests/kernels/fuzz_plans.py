@@ -343,7 +343,7 @@ def interpolate(p: Program) -> dict[str, Any]:
     if p.draws.below(2):
         settings["size"] = each_or_one(p, dims, (3, 1, 7, 12))
     else:
-        factors = (2, 0.6, 1.7, 1.0, 3)
+        factors = (2, 0.6, 1.7, 1.0, 3, 1.3, 2.1)
         settings["scale_factor"] = each_or_one(p, dims, factors)  # type: ignore[arg-type]
         settings["recompute_scale_factor"] = p.draws.choice((None, True, False))
     if mode.endswith("linear"):

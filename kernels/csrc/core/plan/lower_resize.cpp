@@ -144,8 +144,13 @@ PlanView lower(PlanBuilder& b, const Operation& operation, const op::Interpolate
   }
   if (product(sizes) == 0) return b.fresh(sizes, plain_strides(sizes));
   std::vector<Sizes> sources{everything(x.sizes[0]), everything(x.sizes[1])};
-  for (size_t d = 0; d < dims; ++d)
-    sources.push_back(nearest(x.sizes[d + 2], sizes[d + 2], factors[d], interpolate.mode == op::Resizing::kNearestExact));
+  const bool exact = interpolate.mode == op::Resizing::kNearestExact;
+  for (size_t d = 0; d < dims; ++d) {
+    const int64_t size = x.sizes[d + 2], outputs = sizes[d + 2];
+    // As torch does with images alone, whatever the factor was (nearest_idx in UpSample.h).
+    const bool by_sizes = dims == 2 && !exact && (outputs == size || outputs == 2 * size);
+    sources.push_back(nearest(size, outputs, by_sizes ? 0.0 : factors[d], exact));
+  }
   // The same value for every integer, so requantising is a look-up.
   const uint8_t* const first = interpolate.by.table;
   const auto table = std::make_shared<const std::vector<uint8_t>>(first, first + 256);
