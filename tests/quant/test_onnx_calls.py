@@ -318,6 +318,33 @@ def test_resizing_to_sizes_that_differ_between_calls(settings: dict[str, Any], t
         assert largest(exported(q, tmp_path, call(*sizes))) < 1e-4
 
 
+class Resized(nn.Module):
+    """The nearest values between two convolutions."""
+
+    def __init__(self, **settings: Any) -> None:
+        super().__init__()
+        self.stem, self.last, self.settings = nn.Conv2d(3, 8, 1), nn.Conv2d(8, 4, 1), settings
+
+    def forward(self, x: Tensor) -> Tensor:
+        result: Tensor = self.last(F.interpolate(torch.relu(self.stem(x)), **self.settings))
+        return result
+
+
+@pytest.mark.parametrize("factor", [0.29, 0.7, 1.2, 1.7, 2.0, 2.2, 41.0])
+def test_resizing_by_factors_that_runtimes_multiply_otherwise(factor: float, tmp_path: Path) -> None:
+    data = [torch.randn(1, 3, size, 3) for size in (20, 17)]
+    q = quant.quantize_static(Resized(scale_factor=(factor, 1.0)).eval(), data, progress=False)
+    for size in (4, 13, 22, 26, 41, 90, 100):
+        assert largest(exported(q, tmp_path, torch.randn(1, 3, size, 3))) < 1e-5, size
+
+
+@pytest.mark.parametrize(("before", "after"), [(100, 29), (90, 62), (41, 53), (10, 7), (49, 31)])
+def test_resizing_to_sizes_that_are_known(before: int, after: int, tmp_path: Path) -> None:
+    x = torch.randn(1, 3, before, 3)
+    q = quant.quantize_static(Resized(size=(after, 3)).eval(), [x, torch.randn(1, 3, before, 3)], progress=False)
+    assert largest(exported(q, tmp_path, x)) < 1e-5
+
+
 def test_a_resize_by_a_factor_computed_anew_is_refused() -> None:
     class Anew(Decoder):
         def forward(self, x: Tensor, y: Tensor) -> Tensor:
