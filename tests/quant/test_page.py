@@ -18,6 +18,7 @@ from torch import Tensor, nn
 import quant
 from quant.cli import main
 from quant.page.markup import Markup, tag
+from quant.types import CalibrationWarning
 
 EVIL = '<script>alert("1")</script>&'
 
@@ -141,7 +142,8 @@ def test_layers_without_error_or_without_values_are_drawn() -> None:
     for layer in model:
         nn.init.zeros_(layer.weight)
         nn.init.zeros_(layer.bias)
-    q = quant.quantize_static(model, [torch.zeros(2, 4)], progress=False)
+    with pytest.warns(CalibrationWarning, match="every input always has one value"):
+        q = quant.quantize_static(model, [torch.zeros(2, 4)], progress=False)
     comparison = quant.compare(model, q, [torch.zeros(2, 4)])
     assert "no error" in Reader(quant.report_html(q, comparison)).text
     json.dumps(comparison.to_dict(), allow_nan=False)

@@ -35,7 +35,7 @@ def test_the_page_on_the_runner(runner: Path, tmp_path: Path, monkeypatch: pytes
             check([sys.executable, "-c", text])
     assert "input image float32 (any, 3, any, any)" in printed
     assert "20 runs: median" in printed
-    assert "2 x 10\nlayer 'first': plan line " in printed
+    assert "2 x 10\ninput 'image' has 3 dimensions, expected 4\n" in printed
     assert (numpy.load("classes.npy") == numpy.load("expected.npy")).all()
 
 

@@ -78,7 +78,7 @@ def linear() -> nn.Module:
 X = torch.ones(2, 4)
 REFUSED: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
     "int8 again": (
-        lambda: quant.prepare(quant.quantize_static(linear(), [X], progress=False), X),
+        lambda: quant.prepare(quant.quantize_static(linear(), [torch.eye(4)], progress=False), X),
         ValueError,
         "the model is int8 already; start from the float model",
     ),

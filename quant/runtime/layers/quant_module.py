@@ -4,6 +4,7 @@ Files of int8 modules do not use `from __future__ import annotations`: torch.jit
 module class that are strings.
 """
 
+import re
 from collections.abc import Callable, Mapping
 from typing import Any, ClassVar
 
@@ -126,13 +127,16 @@ class QuantModule(nn.Module):
         return named(error, self._where(), type(self).__name__)
 
 
+_OF_HALVES = re.compile(r"is (BFloat16|Half|torch\.bfloat16|torch\.float16), expected (Float|torch\.float32)$")
+"""How kernels, and the reference, refuse half inputs."""
+
+
 def named(error: Exception, name: str, kind: str) -> Exception:
     """An error of a kernel with the layer's name and kind in front of its message."""
     where = f"layer {name or '(root)'!r} ({kind})"
     if isinstance(error, NotImplementedError):  # torch's, in pages, of an operator that no other device has
         return TypeError(f"{where}: expected tensors on the CPU, where int8 layers run: call it with x.cpu()")
-    is_half = any(f"is {half}, expected Float" in str(error) for half in ("BFloat16", "Half"))
-    other = "; call it with x.float(), or under torch.autocast" if is_half else ""
+    other = "; call it with x.float(), or under torch.autocast" if _OF_HALVES.search(str(error)) else ""
     return type(error)(f"{where}: {error}{other}")
 
 
