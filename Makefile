@@ -124,7 +124,7 @@ test-no-compiler: install ## The tests as on a machine without a compiler, on th
 	    $(addprefix --ignore=tests/quant/,test_altered_files.py test_autoquant.py test_sensitivity.py test_cli_calibrate.py test_cli_shell.py) \
 	    $(addprefix --ignore=tests/quant/,test_dynamic_rounding.py test_export_onnx.py test_onnx_calls.py test_qdq.py) \
 	    $(addprefix --ignore=tests/quant/,test_from_torch_ao.py test_page.py test_load_without_capture.py) \
-	    $(addprefix --ignore=tests/quant/,test_range_steps.py test_capture_numbers.py test_island_results.py test_block_runs.py) \
+	    $(addprefix --ignore=tests/quant/,test_range_steps.py test_capture_numbers.py test_island_results.py test_block_runs.py test_shared_layers.py) \
 	    $(addprefix --ignore=tests/,observers/test_rounding.py quant/hostile/test_reported_tools.py) \
 	    $(addprefix --ignore=tests/,quant/language quant/test_integrations.py quant/hostile/test_real_libraries.py zoo/test_generate.py) \
 	    --deselect tests/test_readme.py::test_what_needs_another_library_runs \
