@@ -1,5 +1,6 @@
 """Recurrent cells with int8 weights, of any kind."""
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -30,7 +31,7 @@ class RecurrentCell(Int8Cell):
     @torch.jit.unused
     def _check_kinds(self, input: Any, hx: Any, two_states: bool) -> None:
         """Raise where the input or the state is of another kind than this layer takes."""
-        check_kinds(f"layer '{self._where()}'", input, hx, two_states=two_states)
+        check_kinds(self._where, input, hx, two_states=two_states)
 
     def _check(self, input: Tensor) -> None:
         if torch.jit.is_tracing():
@@ -83,16 +84,16 @@ class TwoStateCell(RecurrentCell):
         return (h, c) if batched else (h.squeeze(0), c.squeeze(0))
 
 
-def check_kinds(where: str, input: Any, hx: Any, *, two_states: bool) -> None:
-    """Raise TypeError where a recurrent layer's input, or its state, is of another kind than it takes."""
+def check_kinds(where: Callable[[], str], input: Any, hx: Any, *, two_states: bool) -> None:
+    """Raise TypeError where the input of the layer `where`, or its state, is of another kind than it takes."""
     if not isinstance(input, (Tensor, PackedSequence)):
-        raise TypeError(f"{where}: input is {type(input).__name__}, expected a tensor or a PackedSequence")
+        raise TypeError(f"layer '{where()}': input is {type(input).__name__}, expected a tensor or a PackedSequence")
     if hx is None:
         return
     if two_states:
         given = [type(one).__name__ for one in hx] if isinstance(hx, (tuple, list)) else type(hx).__name__
         if isinstance(given, str) or len(given) != 2 or not all(isinstance(one, Tensor) for one in hx):
             shown = given if isinstance(given, str) else f"({', '.join(given)})"
-            raise TypeError(f"{where}: the state is {shown}, expected two tensors: call it with (h, c)")
+            raise TypeError(f"layer '{where()}': the state is {shown}, expected two tensors: call it with (h, c)")
     elif not isinstance(hx, Tensor):
-        raise TypeError(f"{where}: the state is {type(hx).__name__}, expected one tensor: call it with h")
+        raise TypeError(f"layer '{where()}': the state is {type(hx).__name__}, expected one tensor: call it with h")

@@ -66,7 +66,7 @@ class RecurrentSequence(Int8Sequence):
     @torch.jit.unused
     def _check_kinds(self, input: Any, hx: Any, two_states: bool) -> None:
         """Raise where the input or the state is of another kind than this layer takes."""
-        check_kinds(f"layer '{self._where()}'", input, hx, two_states=two_states)
+        check_kinds(self._where, input, hx, two_states=two_states)
         if isinstance(input, Tensor) and input.dim() not in (2, 3):
             self._check_input(input, False)
 
