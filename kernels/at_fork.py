@@ -25,3 +25,21 @@ def call_around_forks(before: Callable[[], object], in_child: Callable[[], objec
     """Call a function before each fork, in the thread that forks, and one in each child before anything else of it."""
     if sys.platform != "win32":
         os.register_at_fork(before=before, after_in_child=in_child)
+
+
+class Turns:
+    """A lock that a thread may take again while it has it; in the child of a fork free, where another thread had it."""
+
+    def __init__(self) -> None:
+        self._lock = threading.RLock()
+        call_around_forks(lambda: None, self._renew)
+
+    def __enter__(self) -> None:
+        self._lock.acquire()
+
+    def __exit__(self, *_: object) -> None:
+        self._lock.release()
+
+    def _renew(self) -> None:
+        if not self._lock._is_owned():  # type: ignore[attr-defined]
+            self._lock = threading.RLock()

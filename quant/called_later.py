@@ -7,7 +7,9 @@ examples showed; in calibration its observers then see what the island gave it.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Collection, Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -31,14 +33,13 @@ class LaterCalls:
     Attributes:
         model: prepared.
         extender: makes their programs.
-        islands: that run, one in the other; in whatever thread, it is their call that calls a module that waits.
-        calls: of modules that wait, since the outermost island began.
+        running: thread -> the calls of modules that wait, since the outermost island began that runs there. A call in a
+            thread without one is taken for a call of each that runs.
     """
 
     def __init__(self, model: nn.Module, extender: Extender) -> None:
         self.model, self.extender = model, extender
-        self.islands = 0
-        self.calls: list[tuple[CalledLater, Arguments]] = []
+        self.running: dict[int, list[LaterCall]] = {}
 
     def watch(self) -> None:
         """Let modules in islands wait that nothing has called."""
@@ -62,8 +63,12 @@ class CalledLater(WaitingForward):
 
     def called(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """The module's forward, noted where an island calls it."""
-        if self.later.islands and not _is_fixed():
-            self.later.calls.append((self, copied((args, kwargs))))
+        if self.later.running and not _is_fixed():
+            known = self.later.running.copy()
+            own = known.get(threading.get_ident())
+            call = LaterCall(self, copied((args, kwargs)), own is not None)
+            for calls in known.values() if own is None else [own]:
+                calls.append(call)
         return self.as_it_is(args, kwargs)
 
     def add_program(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> GraphRunner | None:
@@ -71,6 +76,20 @@ class CalledLater(WaitingForward):
         remove(self.watches)
         added = self.later.extender.inside(self.later.model, self.path, (args, kwargs))
         return next((one for one in added if one.graph.path == self.path), None)
+
+
+@dataclass(frozen=True)
+class LaterCall:
+    """A call of a module that waits.
+
+    Attributes:
+        forward: the module's.
+        is_own: whether it came in the thread of the island that it is taken for a call of.
+    """
+
+    forward: CalledLater
+    arguments: Arguments
+    is_own: bool
 
 
 class IslandOfWaiting(WaitingForward):
@@ -83,33 +102,33 @@ class IslandOfWaiting(WaitingForward):
 
     def called(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """The island's forward; what it calls that waits gets a program afterwards."""
-        if self.later.islands or _is_fixed() or read_once((args, kwargs)):
+        running, thread = self.later.running, threading.get_ident()
+        if thread in running or _is_fixed() or read_once((args, kwargs)):
             return self.as_it_is(args, kwargs)
         call = copied_together((args, kwargs))
         before = None if self.later.extender.training else snapshot(self.watches, self._last)
-        self._last, self.later.calls, self.later.islands = before, [], 1
+        self._last, running[thread] = before, []
         try:
             output = self.as_it_is(args, kwargs)
         finally:
-            self.later.islands = 0
-        if self.later.calls:
-            self._add(call, before)
+            calls = running.pop(thread)
+        if calls:
+            self._add(calls, call, before)
         return output
 
-    def _add(self, call: Arguments, before: Snapshot | None) -> None:
-        """Capture the modules that were called; `before` is what the island held before its call."""
-        calls, self.later.calls = self.later.calls, []
-        for forward in dict.fromkeys(forward for forward, _ in calls):
-            remove(forward.watches)
-        added = self.later.extender.inside(self.later.model, self.path, call, before)
-        runners = {id(runner.root): runner for runner in added}
-        for forward, (args, kwargs) in calls:
-            runner = runners.get(id(forward.watches))
-            if runner is None:
-                continue
-            runner.alone, runner.example = True, encode((args, kwargs))
-            if not is_replaying():  # an example, which shows calls and not their ranges
-                runner.observe(args, kwargs)
+    def _add(self, calls: list[LaterCall], example: Arguments, before: Snapshot | None) -> None:
+        """Capture the modules that were called; `before` is what the island held before its call, the `example`."""
+        extender = self.later.extender
+        runners = {id(one.root): one for one in extender.inside(self.later.model, self.path, example, before)}
+        for call in calls:
+            module = call.forward.watches
+            if id(module) in runners:
+                runner, (args, kwargs) = runners[id(module)], call.arguments
+                runner.alone, runner.example = True, encode(call.arguments)
+                if not is_replaying():  # an example, which shows calls and not their ranges
+                    runner.observe(args, kwargs)
+            elif waiting(module) is call.forward and (call.is_own or call.forward.path in extender.called):
+                remove(module)  # it has no graph; else another thread called it, and it goes on waiting
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_last": None}

@@ -8,7 +8,6 @@ in all programs.
 from __future__ import annotations
 
 import contextlib
-import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -19,24 +18,25 @@ from torch import nn
 
 from quant import forward_state
 from quant.called_alone import layers_of, watch_parts
-from quant.capture import capture_call
+from quant.capture import Capture, capture_call
 from quant.capture.snapshot import Snapshot, holding
 from quant.capture.unlike_in_training import within
 from quant.devices import device_of, tensors_on
 from quant.fusion.fuse import fuse
 from quant.fusion.fused_graph import RULES, FusedGraph, Slot
 from quant.graph import Graph, Kind
-from quant.kernels.at_fork import call_around_forks
+from quant.kernels.at_fork import Turns
 from quant.recipe import Recipe
 from quant.runtime.arguments import Arguments, copied, copied_together, share_memory, tensors_in
 from quant.runtime.as_forward import as_forward
 from quant.runtime.names import full_name
 from quant.runtime.own_forward import without_runner
-from quant.runtime.programs import RESERVED
+from quant.runtime.programs import RESERVED, runner_in
 from quant.runtime.trees import Attr, leaves
 from quant.shared import add_shared
 from quant.static.examples import encode
 from quant.static.runner import GraphRunner, runners
+from quant.unprepared import reach, unprepared
 from quant.waiting_forwards import not_waiting, waiting
 from quant.widening import refuse_another_way
 
@@ -68,22 +68,30 @@ class Extender:
     refused: dict[str, list[str]] = field(default_factory=dict)
     rules: int = RULES
 
-    def __call__(self, first: GraphRunner, args: tuple[Any, ...], kwargs: dict[str, Any]) -> GraphRunner | None:
-        """The runner of a program for this call, added to `first.others`; None where the module is an island for it."""
+    def __call__(
+        self, first: GraphRunner, tried: int, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[GraphRunner | None, bool]:
+        """As `Extend`: None where the module is an island for this call."""
         root, path = first.root, first.graph.path
         if first.graph.writes and share_memory(tensors_in((args, kwargs))):
-            return None  # a program's arguments do not share memory
-        with _own_forwards(root):
-            self._refuse_another_way(root, path, (args, kwargs))
+            return None, True  # a program's arguments do not share memory
+        with _extending:
+            if len(first.others) > tried:
+                return first.programs()[1 + tried], False
             call, by_user = copied_together((args, kwargs)), not path or first.alone
-            captured = capture_call(root, path, call, self.islands, training=self.training, called_by_user=by_user)
+            captured = self._captured(root, path, call, called_by_user=by_user)
+            return self._added(first, captured, (args, kwargs)), True
+
+    def _added(self, first: GraphRunner, captured: Capture, call: Arguments) -> GraphRunner | None:
+        """The runner of a further program, where a call gave one."""
+        root, path = first.root, first.graph.path
         self.called |= captured.called
         new = [name for name in captured.islands if name not in self.islands]
         forward_state.note(self.state, root, path, {*captured.state, *forward_state.kept_by_islands(root, path, new)})
         floats = {**first.fused.floats, **within(captured.unlike_in_training, path)}
         for name, graph in captured.graphs.items():
             module = root.get_submodule(name.removeprefix(path).removeprefix("."))
-            if name != path and not isinstance(module._modules.get(RESERVED), GraphRunner):
+            if name != path and not isinstance(runner_in(module), GraphRunner):
                 inside = within(captured.unlike_in_training, name)
                 self.install(module, fuse(graph, module, self.recipe, inside, self.rules))
         self.islands.update({name: why for name, why in captured.islands.items() if name != path})
@@ -93,7 +101,7 @@ class Extender:
         fused = fuse(captured.graphs[path], root, self.recipe, floats, self.rules)
         fused.shared = first.fused.shared
         added = self.add(first, fused)
-        added.example = encode((args, kwargs))
+        added.example = encode(call)
         self._watch_parts(added)
         return added
 
@@ -105,23 +113,24 @@ class Extender:
             path: the island's.
             before: what it held before the call; None where that is no matter.
         """
-        island, known = model.get_submodule(path), runners(model)
+        island = model.get_submodule(path)
         state: forward_state.State = {}  # what is noted on the model itself is put back with the rest
-        with holding(before, island), _own_forwards(island):
-            self._refuse_another_way(island, path, call)
-            captured = capture_call(island, path, call, self.islands, training=self.training, known=known)
-            forward_state.note(state, island, path, captured.state)
-        self.state.update({name: value for name, value in state.items() if name not in self.state})
-        self.called |= captured.called
-        self.islands.update(captured.islands)
-        modules = dict(model.named_modules(remove_duplicate=False))
-        fused = {
-            name: fuse(graph, modules[name], self.recipe, within(captured.unlike_in_training, name))
-            for name, graph in captured.graphs.items()
-        }
-        one_form = add_shared({name: one.fused for name, one in known.items()}, fused, modules)
-        self.islands.update(one_form)
-        return [self.install(modules[name], one) for name, one in fused.items() if name not in one_form]
+        with _extending:
+            known = runners(model)
+            with holding(before, island):
+                captured = self._captured(island, path, call, known=known)
+                forward_state.note(state, island, path, captured.state)
+            self.state.update({name: value for name, value in state.items() if name not in self.state})
+            self.called |= captured.called
+            self.islands.update(captured.islands)
+            modules = dict(model.named_modules(remove_duplicate=False))
+            fused = {
+                name: fuse(graph, modules[name], self.recipe, within(captured.unlike_in_training, name))
+                for name, graph in captured.graphs.items()
+            }
+            one_form = add_shared({name: one.fused for name, one in known.items()}, fused, modules)
+            self.islands.update(one_form)
+            return [self.install(modules[name], one) for name, one in fused.items() if name not in one_form]
 
     def part(self, around: GraphRunner, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> GraphRunner | None:
         """Capture a part that is called by itself (`called_alone.py`); returns its runner, or None where that fails.
@@ -131,20 +140,34 @@ class Extender:
             name: the part's name within that module.
         """
         module, path = around.root.get_submodule(name), full_name(around.graph.path, name)
-        with _own_forwards(module):
-            self._refuse_another_way(module, path, (args, kwargs))
-            call = copied((args, kwargs))
-            captured = capture_call(module, path, call, self.islands, training=False, called_by_user=True)
-        if path not in captured.graphs:
-            return None
-        self.called |= captured.called
-        self.islands.update(captured.islands)
-        floats = _inside(name, around.fused)
-        added = self.install(module, fuse(captured.graphs[path], module, self.recipe, floats, self.rules))
-        added.alone, added.example = True, encode((args, kwargs))
-        _share(around, added)
-        _note_layers(around, added)
-        return added
+        with _extending:
+            known = runner_in(module)
+            if isinstance(known, GraphRunner):  # another thread's call was first
+                return known
+            captured = self._captured(module, path, copied((args, kwargs)), called_by_user=True)
+            if path not in captured.graphs:
+                return None
+            self.called |= captured.called
+            self.islands.update(captured.islands)
+            floats = _inside(name, around.fused)
+            added = self.install(module, fuse(captured.graphs[path], module, self.recipe, floats, self.rules))
+            added.alone, added.example = True, encode((args, kwargs))
+            _share(around, added)
+            _note_layers(around, added)
+            return added
+
+    def _captured(self, root: nn.Module, path: str, call: Arguments, **options: Any) -> Capture:
+        """`capture_call` of a module: of others in place of it and of those within it, since threads may call them
+        meanwhile, or where there can be no others, of itself."""
+        other = unprepared(root, call)
+        if other is not None:
+            self._refuse_another_way(other, path, call)
+            captured = capture_call(other, path, call, self.islands, training=self.training, **options)
+            if not reach([captured.graphs], set(map(id, other.modules()))):
+                return captured
+        with _own_forwards(root):
+            self._refuse_another_way(root, path, call)
+            return capture_call(root, path, call, self.islands, training=self.training, **options)
 
     def _refuse_another_way(self, module: nn.Module, path: str, call: Arguments) -> None:
         start = f"{path}." if path else ""
@@ -175,35 +198,28 @@ class Extender:
         waits = waiting(module)
         runner.own_forward = module.__dict__.get("forward") if waits is None else waits.own_forward
         runner.extend = self
-        module._modules[RESERVED] = runner  # add_module would call a `__getattr__` of the user's
+        # Another thread may be going through its children; add_module would call a `__getattr__` of the user's.
+        module.__dict__["_modules"] = {**module._modules, RESERVED: runner}
         module.__dict__["forward"] = as_forward(runner.run, module, runner.own_forward)
         self._watch_parts(runner)
         return runner
 
 
-_capturing = threading.RLock()
-"""Held while a further call is captured: another thread would find neither runners nor their forwards."""
-
-
-def _renew_lock() -> None:
-    global _capturing
-    _capturing = threading.RLock()
-
-
-call_around_forks(lambda: None, _renew_lock)
+_extending = Turns()
+"""Programs are added one at a time: what is known of the whole model is read and written."""
 
 
 @contextlib.contextmanager
 def _own_forwards(root: nn.Module) -> Iterator[None]:
     """Run the user's forwards within the context, in a module and all modules within it, which have the user's children
-    alone. One thread at a time may."""
-    with _capturing, contextlib.ExitStack() as undo:
+    alone."""
+    with contextlib.ExitStack() as undo:
         for runner in runners(root).values():
+            undo.enter_context(without_runner(runner))
             forward = runner.root.__dict__.pop("forward")
             undo.callback(runner.root.__dict__.__setitem__, "forward", forward)
             if runner.own_forward is not None:
                 runner.root.__dict__["forward"] = runner.own_forward
-            undo.enter_context(without_runner(runner))
         undo.enter_context(not_waiting(root))
         yield
 

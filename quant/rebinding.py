@@ -22,7 +22,7 @@ def rebind(copied: nn.Module, copies: dict[int, Any]) -> None:
     Args:
         copies: the copies by the `id` of the originals: the memo of `copy.deepcopy`.
     """
-    rebinder = _Rebinder(copies)
+    rebinder = Rebinder(copies)
     for module in copied.modules():
         for name, value in list(vars(module).items()):
             if isinstance(value, FUNCTIONS):
@@ -32,7 +32,13 @@ def rebind(copied: nn.Module, copies: dict[int, Any]) -> None:
                     value[key] = rebinder.of(hook)
 
 
-class _Rebinder:
+class Rebinder:
+    """Gives functions, lists, tuples and dictionaries that refer to copies where the given ones refer to originals.
+
+    Args:
+        copies: by the `id` of the originals.
+    """
+
     def __init__(self, copies: dict[int, Any]) -> None:
         self.copies = copies
         self.functions: dict[int, Any] = {}

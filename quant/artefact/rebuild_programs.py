@@ -78,7 +78,7 @@ def _captured(first: GraphRunner, key: ProgramKey, description: Mapping[str, Any
             "quant.prepare: quant.load(path, model=..., examples=[{'name': value, ...}])"
         )
     args, kwargs = decode(example)
-    added = None if first.extend is None else first.extend(first, args, kwargs)
+    added = None if first.extend is None else first.extend(first, len(first.others), args, kwargs)[0]
     if added is None:
         raise CannotRebuild(f"program {key.place} of {unit}: its calls cannot be captured any more")
     return added

@@ -37,15 +37,17 @@ def falling_back() -> Iterator[None]:
 def without_runner(runner: Programs) -> Iterator[None]:
     """Let a captured module have the user's children alone: its forward may go through them, as a Sequential's does.
 
-    Several threads may run it; the runner is a child again when the last has ended. No program looks for it there.
+    Several threads may run it; the runner is a child again when the last has ended. No program looks for it there. Each
+    change is a new dictionary of children: another thread may be going through the one before.
     """
     if torch.compiler.is_compiling():
         yield
         return
-    children = runner.root._modules
+    held = runner.root.__dict__
     with _lock:
         runner.hidden += 1
-        runner.root.__dict__[HIDDEN] = runner
+        held[HIDDEN] = runner
+        held["_modules"] = children = dict(held["_modules"])
         children.pop(RESERVED, None)
     try:
         yield
@@ -53,8 +55,8 @@ def without_runner(runner: Programs) -> Iterator[None]:
         with _lock:
             runner.hidden -= 1
             if not runner.hidden:
-                children[RESERVED] = runner
-                runner.root.__dict__.pop(HIDDEN, None)
+                held["_modules"] = {**held["_modules"], RESERVED: runner}
+                held.pop(HIDDEN, None)
 
 
 def run_own_forward(

@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 from torch import nn
 
 from quant.runtime.matching import CaptureMismatch
+from quant.runtime.names import child_of
 from quant.runtime.scripting import refuse_scripting
 from quant.runtime.transforms import explain_transform
 
@@ -90,10 +91,26 @@ class Programs(nn.Module):
 
 def runner_of(module: nn.Module) -> Programs:
     """What runs a captured module, also while another thread has it hidden from the children."""
-    for held in (module._modules, module.__dict__, module._modules):
-        runner = held.get(HIDDEN if held is module.__dict__ else RESERVED)
+    runner = runner_in(module)
+    if runner is None:
+        raise AttributeError(
+            f"{type(module).__name__} has no '{RESERVED}', which ran it; it was removed after quantisation"
+        )
+    return runner
+
+
+def runner_in(module: nn.Module) -> Programs | None:
+    """As `runner_of`; None where nothing of ours runs the module."""
+    for find in (_shown, _hidden, _shown):  # it may be shown again while it is looked for where it was hidden
+        runner = find(module)
         if isinstance(runner, Programs):
             return runner
-    raise AttributeError(
-        f"{type(module).__name__} has no '{RESERVED}', which ran it; it was removed after quantisation"
-    )
+    return None
+
+
+def _shown(module: nn.Module) -> Any:
+    return child_of(module, RESERVED)
+
+
+def _hidden(module: nn.Module) -> Any:
+    return module.__dict__.get(HIDDEN)

@@ -19,6 +19,7 @@ from torch.nn.modules import module as everybody
 from quant.dead_calls import last_uses
 from quant.fusion.fused_graph import FusedGraph
 from quant.graph import Graph, Kind, Node, arguments_of, evaluate
+from quant.kernels.at_fork import Turns
 from quant.observers.one_pass import normalize_and_observe, observe_together
 from quant.ops.conv import Conv
 from quant.ops.step import Step, is_recurrent
@@ -31,6 +32,9 @@ from quant.static.recurrent_float import observe
 
 NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
 NO_CLAMP = (-torch.inf, torch.inf)
+
+_observing = Turns()
+"""Held while a value is shown: threads may calibrate one model, and an observer reads what it writes."""
 
 
 @dataclass(frozen=True)
@@ -169,17 +173,18 @@ class Observation:
         root, computed = self.ranges.root, -1  # the last value that a tail has brought
         for visit in self.visits:
             index = visit.node.index
-            if index > computed:
-                if visit.node.kind is not Kind.INPUT:
-                    values[index] = self._computed(visit, root, values)
-                if visit.recurrent is not None:
-                    self._show_states(visit.node, visit.recurrent, values)
-                if visit.tail is not None and self._compute_tail(visit.tail, values):
-                    computed = visit.tail.output
-                else:
-                    self._show(visit, values)
-            if visit.columns is not None:
-                self._observers[visit.columns](values[index])
+            if index > computed and visit.node.kind is not Kind.INPUT:
+                values[index] = self._computed(visit, root, values)
+            with _observing:
+                if index > computed:
+                    if visit.recurrent is not None:
+                        self._show_states(visit.node, visit.recurrent, values)
+                    if visit.tail is not None and self._compute_tail(visit.tail, values):
+                        computed = visit.tail.output
+                    else:
+                        self._show(visit, values)
+                if visit.columns is not None:
+                    self._observers[visit.columns](values[index])
             for dead in visit.dead:
                 values.pop(dead, None)  # a tail leaves out the values between
 

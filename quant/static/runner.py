@@ -27,10 +27,10 @@ from quant.runtime.binding import bound_values
 from quant.runtime.keys import ProgramKey
 from quant.runtime.layers.weighted import QWeight
 from quant.runtime.matching import CaptureMismatch, match_arguments
-from quant.runtime.names import attribute, child_of
+from quant.runtime.names import attribute
 from quant.runtime.outputs import finished
 from quant.runtime.own_forward import run_own_forward, without_runner
-from quant.runtime.programs import RESERVED, Programs
+from quant.runtime.programs import RESERVED, Programs, runner_in
 from quant.runtime.trees import Ref, map_leaves, settle
 from quant.runtime.uncaptured import warn_once
 from quant.runtime.write_rollback import undone_at_mismatch
@@ -41,7 +41,9 @@ from quant.static.step_simulation import RoundedLayer, rounded_layer, simulated,
 
 
 class Extend(Protocol):
-    """Adds a program for a call to those of a module; None where the call can have none.
+    """Adds a program for a call to those of a module, and says whether it is new; None where the call can have none.
+
+    Where `GraphRunner.others` are more than the call was `tried` with, another thread has added the first behind those.
 
     Attributes:
         refused: by module, why calls of it have no program.
@@ -49,7 +51,9 @@ class Extend(Protocol):
 
     refused: dict[str, list[str]]
 
-    def __call__(self, first: GraphRunner, args: tuple[Any, ...], kwargs: dict[str, Any]) -> GraphRunner | None: ...
+    def __call__(
+        self, first: GraphRunner, tried: int, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[GraphRunner | None, bool]: ...
 
 
 class GraphRunner(Ranges, Programs):
@@ -141,10 +145,17 @@ class GraphRunner(Ranges, Programs):
     def run_unlike(self, mismatch: CaptureMismatch, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run a call without a program: by a new program, or by the user's own forward."""
         refused = [] if self.extend is None else self.extend.refused.setdefault(self.graph.path, [])
-        if self.extend is not None and not self.simulate and len(self.others) + len(refused) < MOST_PROGRAMS - 1:
-            added = self.extend(self, args, kwargs)
-            if added is not None:
+        tried = len(self.others)
+        while self.extend is not None and not self.simulate and tried + len(refused) < MOST_PROGRAMS - 1:
+            added, is_new = self.extend(self, tried, args, kwargs)
+            if added is None:
+                break
+            try:
                 return added.run_program(args, kwargs)
+            except CaptureMismatch:
+                if is_new:
+                    raise
+                tried += 1
         with without_runner(self):
             output = run_own_forward(self.root, self.own_forward, args, kwargs, mismatch)
         why = refused[-1] if refused else ""
@@ -341,7 +352,7 @@ def runners(model: nn.Module) -> dict[str, GraphRunner]:
     """The runners of a prepared model by the dotted name of the module that each runs."""
     by_name = {}
     for name, module in model.named_modules():
-        runner = child_of(module, RESERVED)
+        runner = runner_in(module)
         if isinstance(runner, GraphRunner):
             by_name[name] = runner
     return by_name

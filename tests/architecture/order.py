@@ -52,6 +52,7 @@ ORDER = (
     "quant.static",
     "quant.called_alone",
     "quant.forward_state",
+    "quant.unprepared",
     "quant.further_programs",
     "quant.called_later",
     "quant.recipe_check",
