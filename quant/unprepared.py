@@ -27,10 +27,17 @@ def unprepared(root: nn.Module, call: Arguments) -> nn.Module | None:
     modules = [part for name, part in root.named_modules() if RESERVED not in name.split(".")]
     scripted = {id(part) for one in modules if isinstance(one, torch.jit.ScriptModule) for part in one.modules()}
     modules = [part for part in modules if id(part) not in scripted]  # nothing of ours is in them
+    if not all(_is_its_dictionary(type(part)) for part in modules):
+        return None
     own: dict[int, nn.Module] = {id(part): object.__new__(type(part)) for part in modules}
     rebinder = Rebinder(own)
     held = [value for part in modules for value in _fill(own[id(part)], part, rebinder)]
     return None if reach([*held, call], set(own), set(map(id, own.values()))) else own[id(root)]
+
+
+def _is_its_dictionary(kind: type[nn.Module]) -> bool:
+    """Whether all that a module holds is in its `__dict__`: not where it is a list too, or has slots."""
+    return kind.__basicsize__ == nn.Module.__basicsize__ and kind.__itemsize__ == 0
 
 
 _LEFT_OUT = (HIDDEN, f"{RESERVED}_prepared", "_compiled_call_impl")

@@ -276,6 +276,38 @@ def test_another_program_reaches_what_the_first_reaches(way: str) -> None:
     assert torch.equal(prepared(x) * 2, prepared(x, scale))
 
 
+class AndDict(dict[str, Tensor], nn.Linear):
+    """Holds something in itself."""
+
+    def __init__(self) -> None:
+        nn.Linear.__init__(self, 16, 16)
+
+    __hash__ = nn.Linear.__hash__
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x) * self["factor"]
+
+
+class ScaledTwice(nn.Module):
+    def __init__(self, layer: nn.Module) -> None:
+        super().__init__()
+        self.layer = layer
+
+    def forward(self, x: Tensor, scale: Tensor | None = None) -> Tensor:
+        y: Tensor = self.layer(x)
+        return y if scale is None else y * scale
+
+
+def test_another_call_of_a_module_that_is_more_than_its_dictionary_is_captured() -> None:
+    torch.manual_seed(0)
+    layer, x = AndDict(), torch.randn(4, 16)
+    layer["factor"] = torch.full((16,), 3.0)
+    prepared = quant.prepare(ScaledTwice(layer).eval(), x)
+    with torch.no_grad():
+        torch.testing.assert_close(prepared(x, torch.full((16,), 2.0)), layer(x) * 2)
+    assert len(all_runners(prepared)) == 2
+
+
 class GivesItself(nn.Module):
     """Its output names a child."""
 
