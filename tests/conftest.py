@@ -7,11 +7,13 @@ import importlib
 import importlib.util
 import io
 import os
+import random
 import sys
 from collections import defaultdict
 from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 
+import numpy
 import pytest
 import torch
 from quant.kernels import dispatch
@@ -42,8 +44,21 @@ def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object
     return result
 
 
+def begin_anew() -> None:
+    """Seed what draws: random numbers are the same whichever tests ran before in this process."""
+    random.seed(0)
+    numpy.random.seed(0)
+    torch.default_generator.manual_seed(0)
+
+
+def pytest_collectstart(collector: pytest.Collector) -> None:
+    """Before a file is imported, which may draw."""
+    begin_anew()
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup(item: pytest.Item) -> None:
+    begin_anew()
     if _seconds[item.nodeid.partition("[")[0]] > item.config.getoption("--enough"):
         pytest.skip("--enough: its other cases have computed as long")
 

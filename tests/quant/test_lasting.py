@@ -91,7 +91,7 @@ class Late(nn.Module):
 
 def test_what_a_first_call_makes_is_not_there_after_calibration() -> None:
     model, x = Late().eval(), rows(4)
-    q = quant.quantize_static(model, [rows(4) for _ in range(4)], progress=False)
+    q = quant.quantize_static(model, [x, *(rows(4) for _ in range(3))], progress=False)
     assert not hasattr(q, "offset")
     with torch.no_grad():
         for _ in range(2):
@@ -117,7 +117,7 @@ def test_a_layer_that_a_forward_replaces_in_a_loop_of_the_users_own_is_there_aga
     p = quant.prepare(model, rows(4))
     with torch.no_grad():
         for _ in range(4):
-            p(rows(4))
+            p(x)
         replaced = p.last
         q = quant.convert(p)
         assert p.last is replaced, "the prepared model is left as it is"
