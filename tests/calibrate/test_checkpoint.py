@@ -410,49 +410,65 @@ def test_a_failing_batch_leaves_the_checkpoint_before_it(tmp_path: Path, expecte
 
 # One process imports torch and computes nothing, so that it may fork: each child runs until it is killed.
 KILLER = """
-import importlib.util, os, random, signal, sys, time
+import importlib.util, json, os, random, signal, sys, time
 import torch
 from pathlib import Path
-from quant import calibrate
-from safetensors.torch import load_file, save_file
+from quant.calibrate import checkpoint
+from safetensors import safe_open
+from safetensors.torch import save_file
 spec = importlib.util.spec_from_file_location("under_test", sys.argv[1])
 module = importlib.util.module_from_spec(spec)
 spec.loader.exec_module(module)
 folder, kills, rng = Path(sys.argv[2]), int(sys.argv[3]), random.Random(int(sys.argv[4]))
+path = folder / "checkpoint"
 
-def child():
+def child(told):
     torch.set_num_threads(1)
-    def slow():
+    def telling():
         for batch in module.data(40):
+            os.write(told, b".")
             yield batch
-            time.sleep(0.002)
     net = module.Net()
-    done = module.run(net, slow(), folder / "checkpoint")
+    done = module.run(net, telling(), path)
     save_file({n: t.clone() for n, t in net.state_dict().items()}, folder / "end")
     (folder / "resumed").write_text(str(done.resumed))
 
 def spawn():
+    heard, told = os.pipe()
     pid = os.fork()
     if pid == 0:
         try:
-            child()
+            os.close(heard)
+            child(told)
         except BaseException as error:
             print(f"{type(error).__name__}: {error}", file=sys.stderr, flush=True)
             os._exit(1)
         os._exit(0)
-    return pid
+    os.close(told)
+    return pid, heard
+
+def seen():
+    if not path.exists():
+        return 0
+    with safe_open(path, "pt") as file:
+        return json.loads(file.metadata()[checkpoint.KEY])["batches"]
 
 killed = 0
-while killed < kills or not (folder / "checkpoint").exists():  # the last run shall have one to go on from
-    pid = spawn()
-    time.sleep(rng.uniform(0.02, 0.35))
+while killed < kills or seen() == 0:  # the last run shall have some to go on from
+    pid, heard = spawn()
+    for _ in range(rng.randrange(41)):  # batches, not seconds: a slow machine comes as far as a fast one
+        if not os.read(heard, 1):
+            break
+    time.sleep(rng.uniform(0.0, 0.01))
     os.kill(pid, signal.SIGKILL)
     status = os.waitpid(pid, 0)[1]
+    os.close(heard)
     assert status in (0, signal.SIGKILL), status
     if status == 0:  # it was faster: begin anew
-        (folder / "checkpoint").unlink()
+        path.unlink()
     killed += status == signal.SIGKILL
-assert os.waitpid(spawn(), 0)[1] == 0
+last, heard = spawn()
+assert os.waitpid(last, 0)[1] == 0
 """
 
 
