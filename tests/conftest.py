@@ -16,12 +16,17 @@ from pathlib import Path
 import numpy
 import pytest
 import torch
+from hypothesis import settings
 from quant.kernels import dispatch
 from quant.kernels.recurrent import kind as recurrent_kinds
 from quant.observers import registry as observers
 
 from quant import int8_classes, leaves, recurrent_layers
 from quant.nn import registry as _  # noqa: F401  # adds torch's layers to int8_classes.LAYERS, before a test has a copy
+
+settings.register_profile("same", deadline=None, derandomize=True)
+settings.register_profile("random", deadline=None)
+settings.load_profile("same")  # --hypothesis-profile=random draws other examples each time
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

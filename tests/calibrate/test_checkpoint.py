@@ -317,7 +317,7 @@ def test_a_foreign_file_is_refused(tmp_path: Path) -> None:
     refused(path, "not a whole safetensors file")
 
 
-@settings(max_examples=20 if FAST else 100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=20 if FAST else 100, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(share=st.floats(0, 1, exclude_max=True))
 def test_a_truncated_file_is_refused(half: Path, share: float) -> None:
     data_ = half.read_bytes()
@@ -327,7 +327,7 @@ def test_a_truncated_file_is_refused(half: Path, share: float) -> None:
         checkpoint.read(cut, checkpoint.observers_of(Net()), checkpoint.identity(Net()))
 
 
-@settings(max_examples=20 if FAST else 100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=20 if FAST else 100, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(share=st.floats(0, 1, exclude_max=True), bit=st.integers(0, 7))
 def test_an_altered_file_is_refused_or_means_the_same(half: Path, share: float, bit: int) -> None:
     """Every byte counts, but for those of the header that stand for nothing (padding)."""

@@ -37,6 +37,8 @@ MEMORY = 6 << 30
 """Of address space, beside what a child has when it begins."""
 CHILD_SECONDS, CHILD_CASES = 5.0, 4000
 """Of one child: a new one has empty caches."""
+PAUSE = 0.05
+"""Seconds between two looks at a child, at most."""
 SMALLER_ATTEMPTS, SMALLER_SECONDS = 300, 20.0
 SECONDS = float(os.environ.get("OCTET_FUZZ_SECONDS", "60"))
 
@@ -207,7 +209,7 @@ def _wait(pid: int, board: mmap.mmap, reader: int) -> _Child:
         if done:
             break
         now, at = time.monotonic(), struct.unpack_from("q", board, 0)[0]
-        waited += min(now - last, 1.0)  # not the time that both processes were stopped
+        waited += min(now - last, 2 * PAUSE)  # not the time that both processes were stopped
         last = now
         if at != place:
             place, waited = at, 0.0
@@ -215,7 +217,7 @@ def _wait(pid: int, board: mmap.mmap, reader: int) -> _Child:
             hung = True
             os.kill(pid, signal.SIGKILL)
         time.sleep(pause)
-        pause = min(2 * pause, 0.05)
+        pause = min(2 * pause, PAUSE)
     os.close(reader)
     lines = text.decode("utf-8", "replace").split("\n")
     return _Child(status, hung, struct.unpack_from("q", board, 0)[0], [json.loads(line) for line in lines[:-1]])

@@ -35,7 +35,7 @@ def agree(x: Tensor, width: float, bins: int) -> None:
         assert torch.equal(actual, expected)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(st.lists(st.floats(width=32), max_size=70), WIDTHS, st.sampled_from([2, 64, 4096, 32768]))
 def test_any_values_on_any_grid(x: list[float], width: float, bins: int) -> None:
     tensor = torch.tensor(x, dtype=torch.float32)

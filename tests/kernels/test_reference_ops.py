@@ -34,7 +34,7 @@ def within_half_a_step(q: Tensor, exact: Tensor, scale: float, zero_point: int) 
     assert float((q.double() - ideal).abs().max()) <= 0.5 + 3 * 2**16 * 2**-24
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(SCALES, POINTS, SCALES, POINTS, SCALES, POINTS, st.sampled_from([1, -1]))
 def test_add(s_a: float, z_a: int, s_b: float, z_b: int, s_y: float, z_y: int, sign: int) -> None:
     a, b = integers(64, 5), integers(5, seed=1)
@@ -45,7 +45,7 @@ def test_add(s_a: float, z_a: int, s_b: float, z_b: int, s_y: float, z_y: int, s
     within_half_a_step(y, exact, s_y, z_y)
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(SCALES, POINTS, SCALES, POINTS, SCALES, POINTS)
 def test_mul(s_a: float, z_a: int, s_b: float, z_b: int, s_y: float, z_y: int) -> None:
     a, b = integers(64, 5), integers(5, seed=1)

@@ -44,7 +44,7 @@ def test_a_row_is_within_half_a_step_of_its_floats(bits: int, dim: int) -> None:
 
 
 @bits
-@settings(max_examples=10 if FAST else 100, deadline=None, derandomize=True)
+@settings(max_examples=10 if FAST else 100)
 @given(values=st.lists(st.floats(-1000, 1000, width=32), min_size=1, max_size=9))
 def test_packing_is_monotone_in_a_row(bits: int, values: list[float]) -> None:
     row = torch.tensor([sorted(values)])

@@ -318,7 +318,7 @@ def test_reset_forgets(name: str) -> None:
 
 @pytest.mark.parametrize("name", MERGE_EXACT)
 @pytest.mark.parametrize("axis", [None, 1])
-@settings(max_examples=EXAMPLES // 4, deadline=None)
+@settings(max_examples=EXAMPLES // 4)
 @given(scales=st.lists(st.floats(1e-6, 1e6), min_size=1, max_size=6), cut=st.integers(0, 6), seed=st.integers(0, 99))
 def test_merging_shards_is_one_pass_to_the_bit_in_any_order(
     name: str, axis: int | None, scales: list[float], cut: int, seed: int
@@ -380,7 +380,7 @@ def test_merging_another_class_or_other_channels_is_refused() -> None:
 
 @every_data_driven
 @every_scheme
-@settings(max_examples=EXAMPLES // 4, deadline=None)
+@settings(max_examples=EXAMPLES // 4)
 @given(values=st.lists(st.floats(-(2.0**126), 2.0**126, width=32), min_size=1, max_size=40))
 def test_inside_the_range_the_error_is_half_a_step_and_order_is_kept(
     name: str, scheme: QScheme, values: list[float]

@@ -71,7 +71,7 @@ def test_two_ranks_keep_the_range_of_the_joint_batch(tmp_path: Path) -> None:
         for rank in range(2)
     ]
     try:
-        errors = [rank.communicate(timeout=100)[1] for rank in ranks]
+        errors = [rank.communicate(timeout=300)[1] for rank in ranks]
     finally:
         for rank in ranks:
             rank.kill()

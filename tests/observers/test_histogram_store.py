@@ -25,7 +25,7 @@ def counts_ref(values: list[float], width: float, bins: int) -> torch.Tensor:
     return counts
 
 
-@settings(max_examples=EXAMPLES, deadline=None)
+@settings(max_examples=EXAMPLES)
 @given(values=st.lists(finite, min_size=1, max_size=50), bins=st.sampled_from([64, 1024, 4096, 32768]))
 def test_one_batch_is_the_definition(values: list[float], bins: int) -> None:
     observer = HistogramObserver(bins=bins)
@@ -35,7 +35,7 @@ def test_one_batch_is_the_definition(values: list[float], bins: int) -> None:
     assert torch.equal(observer.counts[0], counts_ref(values, 2.0**exponent, bins))
 
 
-@settings(max_examples=EXAMPLES, deadline=None)
+@settings(max_examples=EXAMPLES)
 @given(batches=st.lists(st.lists(finite, min_size=1, max_size=5), min_size=1, max_size=8), order=st.randoms())
 def test_order_and_batches_do_not_matter(batches: list[list[float]], order) -> None:  # type: ignore[no-untyped-def]
     joint, streamed = HistogramObserver(bins=64), HistogramObserver(bins=64)

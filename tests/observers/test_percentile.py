@@ -16,7 +16,7 @@ EXAMPLES = 20 if os.environ.get("OCTET_FAST_TESTS") == "1" else 100
 values_of = st.lists(st.floats(-1e4, 1e4, width=16), min_size=1, max_size=60)
 
 
-@settings(max_examples=EXAMPLES, deadline=None)
+@settings(max_examples=EXAMPLES)
 @given(values=values_of, percentile=st.sampled_from([60.0, 90.0, 99.0, 99.99, 100.0]))
 def test_each_end_is_at_most_a_bin_outside_the_order_statistic(values: list[float], percentile: float) -> None:
     observer = PercentileObserver(percentile=percentile)
@@ -36,7 +36,7 @@ def test_each_end_is_at_most_a_bin_outside_the_order_statistic(values: list[floa
     assert exact_high <= high <= exact_high + size(exact_high)
 
 
-@settings(max_examples=EXAMPLES, deadline=None)
+@settings(max_examples=EXAMPLES)
 @given(values=values_of, percentile=st.sampled_from([60.0, 99.0, 100.0]))
 def test_a_symmetric_scheme_takes_the_magnitude(values: list[float], percentile: float) -> None:
     scheme = weight_scheme(8, None)

@@ -45,7 +45,7 @@ def assert_exact(x: Tensor, qparams: QParams) -> None:
 
 
 @every_scheme
-@settings(max_examples=EXAMPLES, deadline=None)
+@settings(max_examples=EXAMPLES)
 @given(
     values=st.lists(st.floats(width=32), min_size=1, max_size=30),
     ends=st.tuples(st.floats(-1e6, 1e6), st.floats(-1e6, 1e6)).map(sorted),
@@ -115,7 +115,7 @@ def test_pieces_cover_every_layout(monkeypatch: pytest.MonkeyPatch, layout) -> N
 
 
 @every_scheme
-@settings(max_examples=EXAMPLES, deadline=None)
+@settings(max_examples=EXAMPLES)
 @given(ends=st.lists(st.floats(width=32, allow_nan=False, allow_infinity=False), min_size=2, max_size=2).map(sorted))
 def test_scale_and_zero_point_are_those_of_choose_qparams(scheme: QScheme, ends: list[float]) -> None:
     low, high = torch.tensor(ends[0]), torch.tensor(ends[1])

@@ -71,8 +71,10 @@ def compiled(folder: Path) -> Path:
         raise FileNotFoundError("no C++ compiler: neither $CXX nor g++ was found")
     library = folder / "fault_shim.so"
     if not library.exists() or library.stat().st_mtime < (HERE / "fault_shim.cpp").stat().st_mtime:
-        command = [cxx, "-std=c++17", "-O2", "-shared", "-fPIC", str(HERE / "fault_shim.cpp"), "-o", str(library)]
+        own = folder / f"fault_shim.{os.getpid()}.so"  # another process may want the library at the same time
+        command = [cxx, "-std=c++17", "-O2", "-shared", "-fPIC", str(HERE / "fault_shim.cpp"), "-o", str(own)]
         subprocess.run(command, check=True)
+        own.replace(library)
     return library
 
 

@@ -132,7 +132,7 @@ class Threaded(Two):
         thread = threading.Thread(target=lambda: done.put(self.first(x).relu()))
         thread.start()
         try:
-            y = done.get(timeout=5)
+            y = done.get(timeout=60)
         except queue.Empty:
             WAITED.append("in vain")
             raise
