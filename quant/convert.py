@@ -44,7 +44,7 @@ from quant.static.int8_layers import Built, is_layer
 from quant.static.kept_graph import graph_of
 from quant.static.module_replacement import remove_unread
 from quant.static.outlier_check import float_norms, leave_float
-from quant.static.prepared import Prepared
+from quant.static.prepared import Prepared, is_prepared, record_of
 from quant.static.recurrent_ranges import agree_on_recurrent
 from quant.static.removed_tensors import remove_parametrizations
 from quant.static.replaceable_steps import origin_of
@@ -97,10 +97,10 @@ def _converted(prepared: nn.Module, backend: str | None) -> nn.Module:
     if not runners(prepared):
         raise ValueError("quant.convert: expected a model from quant.prepare, with data run through it")
     _check_whole(prepared)
-    info: Prepared = prepared.__dict__[RESERVED + "_prepared"]
+    info = record_of(prepared)
     backend = backend or info.recipe.backend
     model = copy_model(prepared)
-    own: Prepared = model.__dict__[RESERVED + "_prepared"]
+    own = record_of(model)
     forward_state.put_back(
         own.state, model
     )  # hidden states, counters and layers that were replaced, as before any data
@@ -188,9 +188,9 @@ def _kind(module: nn.Module) -> str:
 
 def _check_whole(prepared: nn.Module) -> None:
     """Refuse a model that was put together from prepared and other parts, and name these."""
-    if RESERVED + "_prepared" in prepared.__dict__:
+    if is_prepared(prepared):
         return
-    parts = [name for name, module in prepared.named_modules() if RESERVED + "_prepared" in module.__dict__]
+    parts = [name for name, module in prepared.named_modules() if is_prepared(module)]
     if not parts:
         raise ValueError(
             f"quant.convert: {type(prepared).__name__} is a part of a prepared model; convert the model that "

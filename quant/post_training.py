@@ -22,8 +22,8 @@ from quant.recipe import Recipe
 from quant.reconstruction import learn_rounding
 from quant.rounding.methods import METHODS, NEAREST
 from quant.runtime.arguments import parameters_of
-from quant.runtime.programs import RESERVED
 from quant.smoothing.smooth import Smoothed, smoothed_model, some_batches
+from quant.static.prepared import record_of
 
 
 @torch.inference_mode(False)
@@ -88,7 +88,7 @@ def quantize_static(
         some, batches = some_batches(batches, limit)
         smoothed = smoothed_model(model, some, smoothed.recipe, forward)
     prepared = prepare(smoothed.model, example_inputs, smoothed.recipe)
-    prepared.__dict__[RESERVED + "_prepared"].measured = smoothed.notes
+    record_of(prepared).measured = smoothed.notes
     with keeping_children(prepared):
         if observers_of(prepared):  # a model of dynamic layers alone has none
             run(prepared, batches, forward=forward, limit=limit, progress=progress)

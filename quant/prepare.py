@@ -42,7 +42,7 @@ from quant.shared import note_shared, one_range_each
 from quant.static.dynamic_fallback import dynamic_settings
 from quant.static.examples import encode
 from quant.static.outlier_check import suspects
-from quant.static.prepared import Prepared
+from quant.static.prepared import Prepared, leave_record, record_of
 from quant.static.runner import GraphRunner, all_runners, replaying, runners
 from quant.uncompiled import is_compiled
 from quant.waiting_forwards import stop_waiting
@@ -92,7 +92,7 @@ def checked(
     if isinstance(recipe, Recipe):  # `planned` words the error
         check_observers(recipe, verb, training=training)
     prepared = planned(model, example_inputs, recipe, make, verb, training=training, examples=examples)
-    called = prepared.__dict__[RESERVED + "_prepared"].called
+    called = record_of(prepared).called
     check_settings(prepared, recipe, called, verb)
     check_weights(prepared, called, verb, training=training)
     return prepared
@@ -203,7 +203,7 @@ def planned(
     _refuse_nothing(prepared, info, verb, training=training)
     if captured.unlike_in_training:
         _say_unlike(prepared, verb)
-    prepared.__dict__[RESERVED + "_prepared"] = info
+    leave_record(prepared, info)
     return prepared
 
 

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from quant.rebinding import HOOKS, Rebinder
 from quant.runtime.arguments import Arguments
 from quant.runtime.programs import HIDDEN, RESERVED, runner_in
+from quant.static.prepared import RECORD
 from quant.waiting_forwards import waiting
 
 
@@ -40,7 +41,7 @@ def _is_its_dictionary(kind: type[nn.Module]) -> bool:
     return kind.__basicsize__ == nn.Module.__basicsize__ and kind.__itemsize__ == 0
 
 
-_LEFT_OUT = (HIDDEN, f"{RESERVED}_prepared", "_compiled_call_impl")
+_LEFT_OUT = (HIDDEN, RECORD, "_compiled_call_impl")
 """What we put there, and what `module.compile()` calls in place of the module."""
 _STORES = tuple(name for name, value in vars(nn.Module()).items() if isinstance(value, (dict, set)))
 
@@ -71,6 +72,7 @@ def _fill(new: nn.Module, old: nn.Module, rebinder: Rebinder) -> Iterator[Any]:
 _CLOSED = (Tensor, str, bytes, int, float, type, types.ModuleType, types.BuiltinFunctionType, types.CodeType)
 """Classes of objects through which no module is reached."""
 _MOST = 100_000
+"""Objects that are looked through."""
 
 
 def reach(held: Iterable[Any], wanted: set[int], closed: Iterable[int] = ()) -> bool:

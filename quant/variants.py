@@ -41,7 +41,7 @@ from quant.runtime.names import full_name
 from quant.runtime.programs import RESERVED
 from quant.smoothing.smooth import smoothed_model, some_batches
 from quant.static.dynamic_fallback import dynamic_settings, without_runner
-from quant.static.prepared import Prepared
+from quant.static.prepared import record_of
 from quant.static.runner import GraphRunner, runners
 from quant.submodule_calls import evaluating
 
@@ -121,7 +121,7 @@ class Calibrated:
         smoothed = smoothed_model(model, some, self.own_recipe, forward)
         self.recipe = smoothed.recipe
         self.prepared = prepare(smoothed.model, self.example, self.recipe)
-        self.prepared.__dict__[RESERVED + "_prepared"].measured = smoothed.notes
+        record_of(self.prepared).measured = smoothed.notes
         if observers_of(self.prepared):  # a model of embeddings alone has none
             with keeping_children(self.prepared):
                 run(self.prepared, itertools.chain(self.kept, batches), forward=forward, progress=progress)
@@ -223,7 +223,7 @@ def _first(batches: Iterator[Any]) -> Iterator[Any]:
 @contextlib.contextmanager
 def reading_again(prepared: nn.Module, recipe: Recipe) -> Iterator[None]:
     """Let the graphs of a calibrated model be read by another recipe, which quantises no more than its own does."""
-    info: Prepared = prepared.__dict__[RESERVED + "_prepared"]
+    info = record_of(prepared)
     own = info.recipe
     programs = [one for first in runners(prepared).values() for one in first.programs()]
     before = [(one, dict(vars(one)), one.observers) for one in programs]
@@ -277,7 +277,7 @@ def layers_of(prepared: nn.Module) -> Iterator[Layer]:
                 if step.integer and step.qconfig is not None and name not in seen:
                     seen.add(name)
                     yield _layer(name, modules[name], step.qconfig, static=True)
-    for name, qconfig in dynamic_settings(prepared, prepared.__dict__[RESERVED + "_prepared"]).items():
+    for name, qconfig in dynamic_settings(prepared, record_of(prepared)).items():
         if name not in seen:
             yield _layer(name, modules[name], qconfig, static=False)
 

@@ -27,11 +27,10 @@ from quant.prepare import make_runner, planned, slot_observer
 from quant.recipe import QConfig, Recipe, UnmatchedRules
 from quant.runtime.keys import ProgramKey
 from quant.runtime.names import full_name, has_attribute
-from quant.runtime.programs import RESERVED
 from quant.static.description import DESCRIPTION, VERSION, captured_runners, table_text
 from quant.static.dynamic_fallback import without_runner
 from quant.static.examples import CannotRebuild, decode
-from quant.static.prepared import Prepared
+from quant.static.prepared import record_of
 from quant.static.runner import GraphRunner, all_runners
 from quant.static.signature import same_call, signature
 
@@ -148,7 +147,7 @@ def _observer(settings: Mapping[str, Any]) -> str:
 
 def _leave_dynamic(prepared: nn.Module, dynamic: Mapping[str, str]) -> None:
     """Leave the recurrent layers float that convert left dynamic because of its data."""
-    info: Prepared = prepared.__dict__[RESERVED + "_prepared"]
+    info = record_of(prepared)
     for runner in all_runners(prepared).values():
         path = runner.graph.path
         inside = {name.removeprefix(f"{path}."): why for name, why in dynamic.items() if _is_in(name, path)}
@@ -159,7 +158,7 @@ def _leave_dynamic(prepared: nn.Module, dynamic: Mapping[str, str]) -> None:
 
 def _leave_norms(prepared: nn.Module, norms: Mapping[str, Mapping[str, str]]) -> None:
     """Leave the batch norms float, by unit, that convert left float because of its data."""
-    info: Prepared = prepared.__dict__[RESERVED + "_prepared"]
+    info = record_of(prepared)
     for key, runner in all_runners(prepared).items():
         if norms.get(str(key)):
             _fuse_again(runner, info.recipe, norms[str(key)])

@@ -32,7 +32,7 @@ from quant.runtime.layers.weighted import QWeight
 from quant.runtime.names import attribute, full_name
 from quant.runtime.programs import RESERVED
 from quant.runtime.trees import Attr
-from quant.static.prepared import Prepared
+from quant.static.prepared import record_of
 from quant.static.runner import GraphRunner, all_runners, remove_programs, runners
 from quant.static.weights import folded
 from quant.waiting_forwards import stop_waiting
@@ -88,7 +88,7 @@ def _from_calibrated(model: nn.Module, recipe: Recipe | None) -> nn.Module:
     prepared = copy_model(model, training=True)
     stop_waiting(prepared)
     _start_from_learned(prepared)
-    info: Prepared = prepared.__dict__[RESERVED + "_prepared"]
+    info = record_of(prepared)
     info.recipe = info.recipe if recipe is None else recipe
     make = functools.partial(_make_runner, recipe=info.recipe)
     state: dict[str, Any] = {}  # training keeps its own

@@ -35,9 +35,8 @@ from quant.rounding.checkpoint import Checkpoint, identity
 from quant.rounding.methods import METHODS
 from quant.runtime.layers.weighted import QWeight
 from quant.runtime.names import full_name
-from quant.runtime.programs import RESERVED
 from quant.static.dynamic_fallback import dynamic_settings
-from quant.static.prepared import Prepared
+from quant.static.prepared import is_prepared, record_of
 from quant.static.runner import GraphRunner, runners, unwrapped
 from quant.static.simulation import as_converted
 from quant.static.weights import folded
@@ -149,7 +148,7 @@ def learn_rounding(
     path = None if checkpoint is None else Path(checkpoint)
     kept = Checkpoint(path, {} if path is None else identity(model, chosen, settings))
     this = _Learning(method, unit, steps, seed, kept)
-    info: Prepared = model.__dict__[RESERVED + "_prepared"]
+    info = record_of(model)
     this.left.update({name: why_dynamic_left(model.get_submodule(name)) for name in dynamic_settings(model, info)})
     with evaluating(model), torch.no_grad():
         calls = recorded_calls(model, units.values(), chosen, forward or _by_rule(model))
@@ -295,7 +294,7 @@ def _layers(runner: GraphRunner) -> list[Step]:
 
 def _runners(model: nn.Module) -> dict[str, GraphRunner]:
     found = runners(model)
-    if not found or RESERVED + "_prepared" not in model.__dict__:
+    if not found or not is_prepared(model):
         raise ValueError(
             f"quant.learn_rounding: {type(model).__name__} is not from quant.prepare; prepare and calibrate it first"
         )

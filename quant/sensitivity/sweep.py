@@ -23,10 +23,9 @@ from quant.runtime.arguments import copied
 from quant.runtime.binding import bound_values
 from quant.runtime.names import attribute, full_name
 from quant.runtime.outputs import finished
-from quant.runtime.programs import RESERVED
 from quant.runtime.trees import Ref, leaves, map_leaves
 from quant.static.dynamic_fallback import without_runner
-from quant.static.prepared import Prepared
+from quant.static.prepared import record_of
 from quant.static.runner import GraphRunner, output_of, rounding, runners
 from quant.static.step_simulation import RoundedLayer
 from quant.variants import module_name
@@ -246,7 +245,7 @@ def _memory(tensor: Tensor) -> int:
 
 def sole_runner(prepared: nn.Module) -> GraphRunner | None:
     """The runner of a model that is one graph with one program, without islands; None for others."""
-    info: Prepared = prepared.__dict__[RESERVED + "_prepared"]
+    info = record_of(prepared)
     every = runners(prepared)
     first = every.get("")
     single = len(every) == 1 and first is not None and not len(first.others) and not info.islands

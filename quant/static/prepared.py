@@ -6,8 +6,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from torch import nn
 
 from quant.recipe import Recipe
+from quant.runtime.programs import RESERVED
+
+RECORD = f"{RESERVED}_prepared"
+"""The attribute of a prepared model that holds its record."""
 
 
 @dataclass
@@ -31,3 +36,19 @@ class Prepared:
     state: dict[str, Any] = field(default_factory=dict)
     halves: dict[str, torch.dtype] = field(default_factory=dict)
     measured: dict[str, str] = field(default_factory=dict)
+
+
+def is_prepared(model: nn.Module) -> bool:
+    """Whether the model is what prepare returned: not a part of it, nor a wrapper around it."""
+    return RECORD in model.__dict__
+
+
+def record_of(prepared: nn.Module) -> Prepared:
+    """The record that prepare left. Raises KeyError where `is_prepared` is False."""
+    record: Prepared = prepared.__dict__[RECORD]
+    return record
+
+
+def leave_record(prepared: nn.Module, record: Prepared) -> None:
+    """Make the model one that `is_prepared`."""
+    prepared.__dict__[RECORD] = record

@@ -36,6 +36,7 @@ from quant.runtime.uncaptured import warn_once
 from quant.runtime.write_rollback import undone_at_mismatch
 from quant.static import weights
 from quant.static.observation import Observation
+from quant.static.prepared import is_prepared
 from quant.static.ranges import Ranges
 from quant.static.step_simulation import RoundedLayer, rounded_layer, simulated, simulated_recurrent
 
@@ -389,7 +390,7 @@ def _explain_unknown_programs(runner: nn.Module, incompatible: Any) -> None:
 
 def unwrapped(model: nn.Module) -> nn.Module:
     """The prepared model inside a wrapper that averages or distributes it; other models as they are."""
-    while RESERVED + "_prepared" not in model.__dict__ and isinstance(model, _wrappers()):
+    while not is_prepared(model) and isinstance(model, _wrappers()):
         inner = model.module
         assert isinstance(inner, nn.Module)
         model = inner

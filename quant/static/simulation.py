@@ -30,10 +30,10 @@ from quant.runtime.layers.weighted import range_of_call
 from quant.runtime.names import attribute
 from quant.runtime.own_forward import computing, is_falling_back
 from quant.runtime.own_forward import without_runner as as_users_child
-from quant.runtime.programs import RESERVED
 from quant.static.dynamic_fallback import dynamic_part, dynamic_settings, without_runner
 from quant.static.folds import agree
 from quant.static.outlier_check import leave_float
+from quant.static.prepared import Prepared, is_prepared, record_of
 from quant.static.recurrent_ranges import agree_on_recurrent
 from quant.static.registered_layers import registered_layer
 from quant.static.runner import GraphRunner, rounding, runners, unwrapped
@@ -54,7 +54,7 @@ def simulating(prepared: nn.Module, *, exact: bool = False) -> Iterator[nn.Modul
     model = unwrapped(prepared)
     with torch.no_grad(), contextlib.ExitStack() as undo:
         undo.enter_context(not_waiting(model, simulates=True))
-        info = model.__dict__.get(RESERVED + "_prepared")
+        info = record_of(model) if is_prepared(model) else None
         for first in runners(model).values():
             programs = first.programs()
             undo.enter_context(_as_they_were(programs))
@@ -114,7 +114,7 @@ def _as_they_were(programs: list[GraphRunner]) -> Iterator[None]:
             one.observers = observers
 
 
-def _becoming_dynamic(model: nn.Module, info: Any) -> Iterator[tuple[nn.Module, QConfig]]:
+def _becoming_dynamic(model: nn.Module, info: Prepared) -> Iterator[tuple[nn.Module, QConfig]]:
     """The modules without a static form that convert makes dynamic, with their settings."""
     static: set[int] = set()
     for first in runners(model).values():

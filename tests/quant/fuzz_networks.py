@@ -30,7 +30,7 @@ if __package__ in (None, ""):
 
 import quant
 from quant import forward_state, qat
-from quant.runtime.programs import RESERVED
+from quant.static.prepared import record_of
 from quant.static.simulation import simulating
 from tests.quant.hostile.harness import is_clear
 from tests.quant.hostile.pictures import Comparison, picture
@@ -135,7 +135,7 @@ def calibrated(calls: Calls, module: RandomModule) -> nn.Module:
 def simulated(calls: Calls, module: RandomModule) -> Iterator[Comparison]:
     """The comparisons of the simulation, from the state before any data."""
     prepared = calibrated(calls, module)
-    forward_state.put_back(prepared.__dict__[RESERVED + "_prepared"].state, prepared)
+    forward_state.put_back(record_of(prepared).state, prepared)
     with simulating(prepared):
         yield from held(calls, module.build(), prepared, FRESH, FLOOR, "simulated")
 

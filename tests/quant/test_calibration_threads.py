@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 import quant
 from quant.runtime.programs import RESERVED
+from quant.static.prepared import record_of
 from quant.static.runner import GraphRunner, all_runners, runners
 from quant.types import UncapturedCall
 
@@ -88,7 +89,7 @@ def test_a_call_while_another_is_captured_is_observed(meeting: Meeting, scale: T
     model, x = Scaled(meeting).eval(), torch.randn(8, 16)
     arguments = (100 * x,) if scale is None else (100 * x, scale)
     prepared = quant.prepare(model, x)
-    assert not prepared.__dict__[f"{RESERVED}_prepared"].islands
+    assert not record_of(prepared).islands
     _, of_second = meeting.hold(lambda: prepared(x, torch.rand(16)), lambda: prepared(*arguments))
     torch.testing.assert_close(of_second, model(*arguments))
     assert len(all_runners(prepared)) == 2, "both calls with a scale have one program"

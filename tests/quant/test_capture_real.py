@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 import quant
 from quant.capture import capture
-from quant.runtime.programs import RESERVED
+from quant.static.prepared import record_of
 
 
 def decibels(expected: Tensor, got: Tensor) -> float:
@@ -186,7 +186,7 @@ def test_a_size_is_written_though_the_batch_is_held() -> None:
 def test_where_a_module_that_is_never_called_holds_the_state_its_caller_is_the_island(prepare: Any) -> None:
     """The holder was made an island again and again, which changed nothing."""
     prepared = prepare(nn.Sequential(Noting(counts=True)).eval(), torch.randn(4, 16))
-    assert list(prepared.__dict__[RESERVED + "_prepared"].islands) == ["0"]
+    assert list(record_of(prepared).islands) == ["0"]
 
 
 class Told(nn.Module):

@@ -19,7 +19,7 @@ import quant
 from quant.runtime.own_forward import falling_back
 from quant.runtime.program_runner import ProgramRunner
 from quant.runtime.programs import RESERVED
-from quant.static.prepared import Prepared
+from quant.static.prepared import Prepared, record_of
 from quant.static.runner import GraphRunner, all_runners
 from quant.types import UncapturedCall
 
@@ -151,7 +151,7 @@ def test_training_takes_calls_of_two_kinds(model: nn.Module) -> None:
         p(torch.randn(20, 16), mask if step % 2 else None).square().mean().backward()
         schedule.step()
     p.eval()
-    info = p.__dict__[RESERVED + "_prepared"]
+    info = record_of(p)
     assert isinstance(info, Prepared)
     q = quant.convert(p)
     with torch.no_grad():

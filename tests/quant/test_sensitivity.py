@@ -23,6 +23,7 @@ import quant
 from quant.metric import MetricError, MetricWarning, Score, score_of
 from quant.sensitivity import Sensitivity, measure, sweep
 from quant.sensitivity.output_error import OutputError
+from quant.static.prepared import record_of
 from quant.static.runner import rounding
 from quant.variants import Calibrated
 
@@ -567,7 +568,7 @@ def test_a_variant_is_smoothed_as_quantize_static_smooths() -> None:
         model[1].weight[:, 3] /= 60.0
     data = [torch.randn(16, 32) for _ in range(4)]
     calibrated = Calibrated(model, data, "test", progress=False)
-    assert calibrated.prepared.__dict__["_quant_prepared"].measured
+    assert record_of(calibrated.prepared).measured
     expected = quant.quantize_static(model, data, progress=False)
     assert torch.equal(calibrated.converted(calibrated.recipe)(data[0]), expected(data[0]))
     found = quant.sensitivity(model, data, progress=False)
