@@ -213,6 +213,7 @@ class Proof:
         Args:
             step: what made the call's sizes; None where they are the first call's.
         """
+        other.tries = step is not None
         try:
             run(self.watched, other, call)
         except Exception:  # the module's own, or torch's: it does not take such a call

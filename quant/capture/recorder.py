@@ -15,6 +15,7 @@ from torch.overrides import TorchFunctionMode
 
 from quant.capture.attention import forward_of
 from quant.capture.call_results import CallResults
+from quant.capture.fatal_sizes import refuse_fatal
 from quant.capture.forward_code import named_in
 from quant.capture.function_calls import FunctionCalls
 from quant.capture.module_calls import ModuleCalls, modes_of
@@ -37,6 +38,7 @@ class Recorder(Tape, TorchFunctionMode):
 
     Attributes:
         training: whether the graph is to be trained.
+        tries: whether the call's sizes are not those of a call of the user's; set by the caller.
         tensors: those of the call, in the order of `tensors_in`; set by the caller where limits need them.
         numbers: those of the call, in the order of `scalars.with_numbers`.
         arguments: those of the call, by name.
@@ -59,6 +61,7 @@ class Recorder(Tape, TorchFunctionMode):
         Tape.__init__(self, root, path, islands, limits, before, keeps=keeps)
         TorchFunctionMode.__init__(self)
         self.training = training
+        self.tries = False
         self.tensors: list[Tensor] = []
         self.numbers: list[int | float] = []
         self.arguments: dict[str, Any] = {}
@@ -177,6 +180,8 @@ class Recorder(Tape, TorchFunctionMode):
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
+        if self.tries:
+            refuse_fatal(func, args, kwargs)
         if not self.is_recording or self.inside.is_elsewhere:
             return func(*args, **kwargs)
         strangers = stand_ins(types, (args, kwargs))
