@@ -24,8 +24,9 @@ from quant.observers import registry as observers
 from quant import int8_classes, leaves, recurrent_layers
 from quant.nn import registry as _  # noqa: F401  # adds torch's layers to int8_classes.LAYERS, before a test has a copy
 
-settings.register_profile("same", deadline=None, derandomize=True)
-settings.register_profile("random", deadline=None)
+_EXAMPLES = 10 if os.environ.get("OCTET_FAST_TESTS") == "1" else 200
+settings.register_profile("same", max_examples=_EXAMPLES, deadline=None, derandomize=True)
+settings.register_profile("random", settings.get_profile("same"), derandomize=False)
 settings.load_profile("same")  # --hypothesis-profile=random draws other examples each time
 
 

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import math
-import os
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from quant.kernels import (
     ACTIVATION_U8,
@@ -20,9 +19,6 @@ from quant.kernels import (
 )
 from quant.kernels.scheme import SCALE_MIN
 from torch import Tensor
-
-FAST = os.environ.get("OCTET_FAST_TESTS") == "1"
-DRAWN = settings(max_examples=10 if FAST else 200)
 
 LARGEST = torch.finfo(torch.float32).max
 reals = st.floats(min_value=-LARGEST, max_value=LARGEST, width=32, allow_nan=False)
@@ -54,7 +50,6 @@ def inside(qparams: QParams, fractions: list[float]) -> Tensor:
 
 
 @pytest.mark.parametrize("scheme", SCHEMES)
-@DRAWN
 @given(a=reals, b=reals, fractions=st.lists(unit, min_size=1, max_size=8))
 def test_round_trip_is_within_half_a_step_inside_the_range(
     scheme: QScheme, a: float, b: float, fractions: list[float]
@@ -69,7 +64,6 @@ def test_round_trip_is_within_half_a_step_inside_the_range(
 
 
 @pytest.mark.parametrize("scheme", SCHEMES)
-@DRAWN
 @given(a=reals, b=reals)
 def test_zero_is_exact(scheme: QScheme, a: float, b: float) -> None:
     qparams = choose_qparams(*ordered(a, b), scheme)
@@ -79,7 +73,6 @@ def test_zero_is_exact(scheme: QScheme, a: float, b: float) -> None:
 
 
 @pytest.mark.parametrize("scheme", SCHEMES)
-@DRAWN
 @given(a=reals, b=reals, values=st.lists(reals, min_size=2, max_size=16))
 def test_quantisation_is_monotone(scheme: QScheme, a: float, b: float, values: list[float]) -> None:
     q = choose_qparams(*ordered(a, b), scheme).quantize(torch.tensor(sorted(values))).int()
@@ -87,7 +80,6 @@ def test_quantisation_is_monotone(scheme: QScheme, a: float, b: float, values: l
 
 
 @pytest.mark.parametrize("scheme", SCHEMES)
-@DRAWN
 @given(a=reals, b=reals)
 def test_the_range_is_covered_to_half_a_step(scheme: QScheme, a: float, b: float) -> None:
     low, high = ordered(a, b)
@@ -99,7 +91,6 @@ def test_the_range_is_covered_to_half_a_step(scheme: QScheme, a: float, b: float
 
 
 @pytest.mark.parametrize("scheme", SCHEMES)
-@DRAWN
 @given(a=reals, b=reals)
 def test_quantised_values_survive_a_round_trip(scheme: QScheme, a: float, b: float) -> None:
     qparams = choose_qparams(*ordered(a, b), scheme)
